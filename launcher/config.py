@@ -1,0 +1,159 @@
+"""What the job should be: frozen, resolved once from flags, environment and defaults (:mod:`.resolve`).
+
+No module reads ``os.environ`` or ``sys.argv`` after this. Durations are seconds and end in ``_s``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class CommandKind(enum.Enum):
+    """How the training script is run."""
+
+    SCRIPT = "script"
+    """``python train.py``"""
+    MODULE = "module"
+    """``python -m pkg.train``"""
+    BINARY = "binary"
+    """``--no-python``: executed as it is"""
+
+
+class StandbyMode(enum.Enum):
+    """Whether warm standby workers are kept."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class Stream(enum.Flag):
+    """torchrun's number for a set of output streams: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+
+@dataclass(frozen=True)
+class CommandConfig:
+    """The program every rank runs. ``args`` may hold the literal ``${local_rank}``."""
+
+    kind: CommandKind
+    target: str
+    args: tuple[str, ...] = ()
+    interpreter: str = ""
+    interpreter_args: tuple[str, ...] = ("-u",)
+
+
+@dataclass(frozen=True)
+class RendezvousConfig:
+    """How nodes meet. ``backend`` is ``local``, ``etcd``, ``c10d`` or ``static``."""
+
+    backend: str = "local"
+    endpoint: str = ""
+    job_id: str = ""
+    min_nodes: int = 1
+    max_nodes: int = 1
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkersConfig:
+    """The ranks of this node and what they get from us."""
+
+    nproc: int = 1
+    role: str = "default"
+    start_method: str = "spawn"
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+    omp_threads: int | None = None
+    """Value for OMP_NUM_THREADS where the user has none; ``None`` leaves it unset."""
+
+
+@dataclass(frozen=True)
+class RestartConfig:
+    """``max_restarts`` as in torchrun when given; ``None`` means: as long as there is progress."""
+
+    max_restarts: int | None = None
+    max_no_progress: int = 3
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """How workers are stopped. See README, "How workers are stopped"."""
+
+    kill_grace_s: float = 2.0
+    checkpoint_grace_s: float = 10.0
+    shutdown_timeout_s: float = 30.0
+    unkillable_timeout_s: float = 30.0
+    signals: tuple[int, ...] = ()
+    group_scope: bool = False
+    """Send the polite signal to the whole process group instead of the leader only."""
+
+
+@dataclass(frozen=True)
+class HeartbeatConfig:
+    """When silence is a stall."""
+
+    init_timeout_s: float = 1800.0
+    hang_timeout_s: float = 600.0
+    section_timeouts_s: Mapping[str, float] = field(default_factory=dict)
+    safety_factor: float = 10.0
+    floor_s: float = 30.0
+    dstate_timeout_s: float = 60.0
+    exit_barrier_timeout_s: float = 300.0
+    ignore_stopped: bool = False
+    enabled: bool = True
+
+
+@dataclass(frozen=True)
+class StandbyConfig:
+    """Warm standby workers."""
+
+    mode: StandbyMode = StandbyMode.AUTO
+    preload: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    cuda: bool = False
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Where output goes. ``redirects``/``tees`` are by local rank, ``None`` key for all others."""
+
+    run_dir: str | None = None
+    log_dir: str | None = None
+    redirects: Mapping[int | None, Stream] = field(default_factory=dict)
+    tees: Mapping[int | None, Stream] = field(default_factory=dict)
+    local_ranks_filter: frozenset[int] = frozenset()
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+    prefix_template: str | None = None
+    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: ``${role_name} ${rank} ${local_rank}``; "" prints no prefix."""
+    level: str = "WARNING"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything the agent needs to know, once."""
+
+    command: CommandConfig
+    rendezvous: RendezvousConfig = RendezvousConfig()
+    workers: WorkersConfig = WorkersConfig()
+    restarts: RestartConfig = RestartConfig()
+    stop: StopConfig = StopConfig()
+    heartbeat: HeartbeatConfig = HeartbeatConfig()
+    standby: StandbyConfig = StandbyConfig()
+    logs: LogConfig = LogConfig()
+    torchrun_exit_codes: bool = False
+    error_file: str | None = None
+    """TORCHELASTIC_ERROR_FILE of the launcher itself: gets a copy of the root cause."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The environment as the launcher found it; what workers inherit."""

@@ -1,0 +1,148 @@
+"""What the agent asks of a rendezvous, whatever the backend: agree on the members and ranks of the next generation.
+
+Requests return at once; results arrive as events through the callback given to :meth:`Rendezvous.start`, always on the
+agent's event loop. Every event carries the generation it speaks of; the agent drops what is older than its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Union
+
+
+class RendezvousError(Exception):
+    """The rendezvous cannot be reached or used. One line for the user; the agent ends with code 69."""
+
+
+class SettingsError(RendezvousError):
+    """The rendezvous settings are wrong (endpoint, certificate, password). The agent ends with code 2."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node of a world. ``group_rank`` is its place in the node order."""
+
+    node_id: str
+    host: str
+    group_rank: int
+    slots: int
+    """Ranks on this node."""
+
+
+@dataclass(frozen=True)
+class World:
+    """One agreed generation, as one node sees it. ``rank_offset`` is the global rank of its local rank 0."""
+
+    generation: int
+    members: tuple[Member, ...]
+    group_rank: int
+    rank_offset: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    """Restarts that count against the budget so far; what workers see as TORCHELASTIC_RESTART_COUNT."""
+    run_id: str
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """What the leader published for all: resume point, module list."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a node brings to the next generation. ``counted``: this restart counts against the budget."""
+
+    generation: int
+    slots: int
+    counted: bool = True
+    offers: Mapping[str, Any] = field(default_factory=dict)
+    """Facts for the leader: complete checkpoints seen here, progress, module list, standby readiness."""
+
+
+@dataclass(frozen=True)
+class WorldAgreed:
+    """The next generation stands."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The job is complete without this node: it waits as a spare. Sent once per generation."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerFailed:
+    """Another node announced that this generation failed, or a member's lease ended."""
+
+    generation: int
+    node_id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MembershipChanged:
+    """A node waits to be taken in. ``urgent`` when the current world is below its wanted size."""
+
+    generation: int
+    waiting: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """This node can no longer prove that it belongs to the generation: its workers must stop now (fencing)."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The job is over for everybody. ``exit_code`` is what every agent ends with."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class JoinFailed:
+    """The next generation could not be agreed on in time, or the backend gave up."""
+
+    generation: int
+    reason: str
+
+
+RendezvousEvent = Union[WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, JoinFailed]
+OnEvent = Callable[[RendezvousEvent], None]
+
+
+class Outcome(enum.Enum):
+    """How a node leaves: its ranks all succeeded, it just goes away, or the job has failed for good."""
+
+    FINISHED = "finished"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+class Rendezvous(Protocol):
+    """One node's view of the meeting point. No method blocks the event loop."""
+
+    def start(self, on_event: OnEvent) -> None:
+        """Connect in the background. Raises :class:`SettingsError` for what is wrong before any connection."""
+
+    def join(self, joining: Joining) -> None:
+        """Ask for the next generation; :class:`WorldAgreed`, :class:`Parked` or :class:`JoinFailed` follows."""
+
+    def announce_failure(self, generation: int, reason: str) -> None:
+        """Tell all other nodes that this generation failed here. The first one to say it wins."""
+
+    async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
+        """Leave; with ``FINISHED`` wait for the other nodes, at most ``timeout_s``. Returns the job's exit code."""
+
+    async def close(self) -> None:
+        """Release everything: threads, sockets, leases. Returns within a few seconds whatever the server does."""
