@@ -1,0 +1,1 @@
+"""Agreeing on the members, ranks and master address of the next generation."""
