@@ -1,0 +1,166 @@
+"""The one loop: events in, decisions out, actions carried out. Everything that decides is in :mod:`.decide`.
+
+Order is guaranteed: an event is decided on only after all actions of the event before it were begun. Actions that take
+time run as tasks and come back as events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from ftlaunch.launcher import actions as do
+from ftlaunch.launcher import clock
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.decide import decide
+from ftlaunch.launcher.errors import InvalidTransition
+from ftlaunch.launcher.state import Judge, State
+from ftlaunch.rendezvous.interface import Rendezvous
+
+_log = logging.getLogger(__name__)
+_STORY = 50
+
+
+class Crew(Protocol):
+    """Starts, watches and stops the ranks of this node."""
+
+    def start(self, world: Any) -> None:
+        """Start all ranks; WorkersStarted or SpawnFailed follows."""
+
+    def stop(self, action: do.StopWorkers) -> None:
+        """Stop them, or make a stop under way more urgent; WorkersGone or WorkersUnkillable follows."""
+
+
+class Narrator(Protocol):
+    """Writes what happens: events, incidents, lines for the user."""
+
+    def record(self, action: do.Record) -> None:
+        """Write one event."""
+
+    def conclude(self, action: do.Conclude, state: State) -> None:
+        """Write the incident of a failed generation."""
+
+
+class Agent:
+    """Runs one job on one node until its exit code is known."""
+
+    def __init__(self, state: State, judge: Judge, rendezvous: Rendezvous, crew: Crew, narrator: Narrator) -> None:
+        self.state = state
+        self.story: deque[str] = deque(maxlen=_STORY)
+        self._judge = judge
+        self._rendezvous = rendezvous
+        self._crew = crew
+        self._narrator = narrator
+        self._inbox: deque[ev.Event] = deque()
+        self._deciding = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: asyncio.Task[None] | None = None
+        self._exit: asyncio.Future[do.Exit] | None = None
+        self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
+        self._finish_timeout_s = 300.0
+
+    def reclaim_with(self, reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]]) -> None:
+        """Use this to get GPU memory back; it returns Reclaimed or NodeUnhealthy."""
+        self._reclaim = reclaim
+
+    async def run(self) -> do.Exit:
+        """Run to the end. Raises :class:`InvalidTransition` only for a defect of ftlaunch."""
+        self._exit = asyncio.get_running_loop().create_future()
+        self._rendezvous.start(self.post)
+        self.post(ev.Started())
+        try:
+            return await self._exit
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def post(self, event: ev.Event) -> None:
+        """Hand in an event. Safe to call from within an action: it is queued behind the current one."""
+        self._inbox.append(event)
+        if self._deciding:
+            return
+        self._deciding = True
+        try:
+            while self._inbox:
+                self._answer(self._inbox.popleft())
+        except Exception as error:
+            # The top of the loop: whatever is wrong ends the job loudly instead of leaving it half alive.
+            self._fail(error)
+        finally:
+            self._deciding = False
+
+    def _answer(self, event: ev.Event) -> None:
+        before = self.state.phase
+        decision = decide(self.state, event, clock.monotonic(), self._judge)
+        self.state = decision.state
+        self.story.append(f"{before.value}: {event!r} -> {decision.state.phase.value}: {decision.reason}")
+        _log.debug("%s", self.story[-1])
+        for action in decision.actions:
+            self._perform(action)
+
+    def _perform(self, action: do.Action) -> None:
+        if isinstance(action, do.Record):
+            self._narrator.record(action)
+        elif isinstance(action, do.StopWorkers):
+            self._crew.stop(action)
+        elif isinstance(action, do.StartWorkers):
+            self._crew.start(action.world)
+        elif isinstance(action, do.Join):
+            self._withdraw_leave()
+            self._rendezvous.join(action.joining)
+        elif isinstance(action, do.Announce):
+            self._rendezvous.announce_failure(action.generation, action.reason)
+        elif isinstance(action, do.Conclude):
+            self._narrator.conclude(action, self.state)
+        elif isinstance(action, do.WakeAt):
+            delay = max(0.0, action.at - clock.monotonic())
+            asyncio.get_running_loop().call_later(delay, self.post, ev.BackoffOver(action.generation))
+        else:
+            self._perform_long(action)
+
+    def _perform_long(self, action: do.Reclaim | do.Leave | do.Exit) -> None:
+        if isinstance(action, do.Reclaim):
+            self._spawn(self._do_reclaim(action.generation))
+        elif isinstance(action, do.Leave):
+            self._leaving = self._spawn(self._do_leave(action))
+        elif self._exit is not None and not self._exit.done():
+            self._exit.set_result(action)
+
+    async def _do_reclaim(self, generation: int) -> None:
+        event: ev.Event = ev.Reclaimed(generation)
+        if self._reclaim is not None:
+            event = await self._reclaim(generation)
+        self.post(event)
+
+    async def _do_leave(self, action: do.Leave) -> None:
+        code = await self._rendezvous.finish(
+            action.generation, action.outcome, action.exit_code, action.reason, self._finish_timeout_s
+        )
+        self.post(ev.Left(code))
+
+    def _withdraw_leave(self) -> None:
+        """A peer failed while we waited for it at the end: our ranks are needed once more."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, InvalidTransition) and not error.story:
+            error.story = tuple(self.story)
+        if self._exit is not None and not self._exit.done():
+            self._exit.set_exception(error)

@@ -1,0 +1,115 @@
+"""From a failure to the next generation, or to the end: the parts that several transitions share. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import (
+    Action,
+    Announce,
+    Conclude,
+    Join,
+    Leave,
+    Manner,
+    Record,
+    StartWorkers,
+    StopWorkers,
+    WakeAt,
+)
+from ftlaunch.launcher.exit_codes import from_wait_status
+from ftlaunch.launcher.policy import GenerationRecord, Verdict
+from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
+from ftlaunch.rendezvous.interface import Joining, Outcome
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def begin_recovery() -> Recovery:
+    """Nothing stopped, reclaimed or agreed on yet."""
+    return Recovery()
+
+
+def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
+    """The generation has failed: judge it, stop what runs, tell the others, and join the next one meanwhile."""
+    record = record_of(state, failure)
+    history = (*state.history, record)
+    verdict = judge(history, now)
+    state = replace(state, failure=failure, history=history, phase=Phase.STOPPING, manner=_manner(failure))
+    said = Record(
+        "failure_detected",
+        failure.generation,
+        failure.reason,
+        failure.local_rank,
+        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.progress.step},
+    )
+    stop = StopWorkers(
+        failure.generation,
+        _manner(failure),
+        failure.reason,
+        evidence=failure.kind is ev.FailureKind.STALL,
+    )
+    conclude = Conclude(failure, verdict.restart, verdict.reason)
+    if not verdict.restart:
+        ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
+        return replace(state, ending=ending, recovery=None), (said, stop, conclude)
+    recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0)
+    join = Join(Joining(failure.generation + 1, state.slots, verdict.counts))
+    actions: list[Action] = [said, stop, join, conclude]
+    if failure.own:
+        actions.insert(2, Announce(failure.generation, failure.reason))
+    if recovery.delayed:
+        actions.append(WakeAt(failure.generation, recovery.not_before))
+    return replace(state, recovery=recovery), tuple(actions)
+
+
+def _manner(failure: ev.Failure) -> Manner:
+    # Fencing leaves no time for anybody's grace.
+    return Manner.NOW if failure.kind is ev.FailureKind.LEASE else Manner.FAILED
+
+
+def start_if_ready(state: State, now: float) -> Step:
+    """Start the next generation once nothing of the old one is left, the GPUs are free and the world is agreed on."""
+    recovery = state.recovery
+    if recovery is None or recovery.world is None or not recovery.stopped or not recovery.reclaimed:
+        return state, ()
+    if recovery.delayed and now < recovery.not_before:
+        return state, ()
+    world = recovery.world
+    workers = {local_rank: WorkerState(local_rank) for local_rank in range(state.slots)}
+    state = replace(
+        state,
+        phase=Phase.STARTING,
+        generation=world.generation,
+        world=world,
+        workers=workers,
+        failure=None,
+        recovery=None,
+        manner=None,
+        beaten=False,
+    )
+    return state, (StartWorkers(world),)
+
+
+def finish_stop(state: State) -> Step:
+    """Nothing runs any more and the job is to end here: leave with the right code."""
+    ending = state.ending
+    if ending is None:
+        return state, ()
+    code = _ending_code(state, ending)
+    leave = Leave(state.generation, ending.outcome, code, ending.reason)
+    return replace(state, phase=Phase.LEAVING, ending=replace(ending, exit_code=code)), (leave,)
+
+
+def _ending_code(state: State, ending: Ending) -> int:
+    if ending.clean_exit_code is not None and state.all_succeeded:
+        return ending.clean_exit_code
+    if ending.exit_code is not None:
+        return ending.exit_code
+    failure = state.failure
+    return from_wait_status(failure.exit_code) if failure is not None and failure.exit_code else 1
+
+
+def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
+    """What the restart policy needs to know of the generation that just failed."""
+    raise NotImplementedError(GenerationRecord, Verdict, state, failure)
