@@ -123,9 +123,9 @@ class Agent:
 
     def _perform_long(self, action: do.Reclaim | do.Leave | do.Exit) -> None:
         if isinstance(action, do.Reclaim):
-            self._spawn(self._do_reclaim(action.generation))
+            self.begin(self._do_reclaim(action.generation))
         elif isinstance(action, do.Leave):
-            self._leaving = self._spawn(self._do_leave(action))
+            self._leaving = self.begin(self._do_leave(action))
         elif self._exit is not None and not self._exit.done():
             self._exit.set_result(action)
 
@@ -147,7 +147,8 @@ class Agent:
             self._leaving.cancel()
             self._leaving = None
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside the loop's other work; its failure ends the agent, loudly."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)

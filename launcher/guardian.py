@@ -3,7 +3,7 @@
 Run by path with ``python -I -S``; standard library only, a few MB, one per agent. It blocks on a pipe whose write end
 lives only in the agent. ``done`` on the pipe means that the agent ended in order; end of file without it means that
 the agent is gone. Ranks die of their own death pipe and parent-death signal at the same moment; the guardian is for
-what they have started: data-loader workers, daemons, setsid escapees.
+what they have started: data-loader workers, daemons, setsid escapees. The agent starts it with the terminal's and supervisors' signals blocked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ PAUSE_S = 0.02
 
 def main(marker: str, runtime_dir: str) -> int:
     """Wait for the agent's end, then sweep. Returns 0."""
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_IGN)
     if not agent_ended_in_order():
         sweep(marker)
         if runtime_dir:

@@ -45,11 +45,13 @@ class Teardown:
         config: StopConfig,
         outsiders: Callable[[], Collection[int]],
         in_checkpoint: Callable[[WorkerProcess], bool] = lambda worker: False,
+        has_last_words: Callable[[WorkerProcess], bool] = lambda worker: False,
     ) -> None:
         self._workers = workers
         self._config = config
         self._outsiders = outsiders
         self._in_checkpoint = in_checkpoint
+        self._has_last_words = has_last_words
         self._hurried = asyncio.Event()
         self._forced: set[int] = set()
         self.killed: set[int] = set()
@@ -82,10 +84,15 @@ class Teardown:
         return leftovers
 
     async def _stop_failed(self) -> None:
-        """A rank stuck in a collective runs no Python handler: only ranks that have a handler get a grace."""
-        graced, saving = [], []
+        """A rank stuck in a collective runs no Python handler: only ranks that have a handler get a grace.
+
+        A rank that said its last words is running its exit handlers: it is not signalled, only waited for.
+        """
+        graced, saving, leaving = [], [], []
         for worker in self._alive():
-            if self._in_checkpoint(worker):
+            if self._has_last_words(worker):
+                leaving.append(worker)
+            elif self._in_checkpoint(worker):
                 saving.append(worker)
             elif proctree.has_handler(worker.pid, signal.SIGTERM) and not _is_stopped(worker.pid):
                 graced.append(worker)
@@ -93,12 +100,13 @@ class Teardown:
                 self._kill(worker)
         await asyncio.gather(
             self._ask(graced, signal.SIGTERM, self._config.kill_grace_s),
-            self._let_save(saving),
+            self._let_end(saving, self._config.checkpoint_grace_s),
+            self._let_end(leaving, self._config.kill_grace_s),
         )
 
-    async def _let_save(self, workers: Sequence[WorkerProcess]) -> None:
+    async def _let_end(self, workers: Sequence[WorkerProcess], grace_s: float) -> None:
         if workers:
-            await self._wait_or_hurry(workers, self._config.checkpoint_grace_s)
+            await self._wait_or_hurry(workers, grace_s)
 
     async def _ask(self, workers: Sequence[WorkerProcess], signum: int, grace_s: float) -> None:
         if not workers:

@@ -1,0 +1,176 @@
+"""The ranks of this node: started, watched and stopped, one generation after the other.
+
+A rank comes from a warm standby when there is one, else from a cold start; nobody else needs to know which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import Manner, StopWorkers
+from ftlaunch.launcher.config import StopConfig
+from ftlaunch.launcher.errors import SpawnError
+from ftlaunch.launcher.orphans import reap_adopted
+from ftlaunch.launcher.process import SpawnSpec, WorkerProcess, spawn
+from ftlaunch.launcher.teardown import Teardown
+from ftlaunch.rendezvous.interface import World
+
+Post = Callable[[ev.Event], None]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One place in a generation: what a worker becomes."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    pass_fds: tuple[int, ...] = ()
+
+
+class Output(Protocol):
+    """Where the output of ranks goes."""
+
+    def attach(self, rank: Rank) -> tuple[int, int]:
+        """Write ends for stdout and stderr, to be closed by the caller after the spawn."""
+
+    async def drained(self, generation: int) -> None:
+        """Return when everything the generation wrote is in its files, or a bound has passed."""
+
+
+class Ear(Protocol):
+    """What the crew needs from the hearing side."""
+
+    def expect(self, world: World, workers: Sequence[WorkerProcess]) -> None:
+        """These processes are the ranks now; forget those of older generations."""
+
+    def listen(self) -> None:
+        """Take in everything that has arrived, before a death is judged."""
+
+    def progress(self) -> ev.Progress:
+        """How far the generation came."""
+
+    def in_checkpoint(self, worker: WorkerProcess) -> bool:
+        """Whether the rank is writing a checkpoint."""
+
+    def has_last_words(self, worker: WorkerProcess) -> bool:
+        """Whether the rank said its last words and is on its way out."""
+
+    async def collect_evidence(self) -> None:
+        """Collect the stacks of all ranks; bounded, nobody is killed meanwhile."""
+
+
+class Pool(Protocol):
+    """Warm standby workers."""
+
+    def release(self, rank: Rank) -> WorkerProcess | None:
+        """Turn a standby into this rank; ``None`` when there is none."""
+
+    def pids(self) -> Collection[int]:
+        """The standbys that are not ranks."""
+
+
+class Crew:
+    """Owns the worker processes of this node."""
+
+    def __init__(
+        self,
+        stop: StopConfig,
+        plan: Callable[[World], Sequence[Rank]],
+        output: Output,
+        ear: Ear,
+        post: Post,
+        run: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.workers: list[WorkerProcess] = []
+        self.generation = -1
+        self.pool: Pool | None = None
+        self.helpers: set[int] = set()
+        """Pids of our own children that are no ranks: guardian, health checks."""
+        self.teardown: Teardown | None = None
+        self._stop = stop
+        self._plan = plan
+        self._output = output
+        self._ear = ear
+        self._post = post
+        self._run = run
+
+    def start(self, world: World) -> None:
+        """Start all ranks; WorkersStarted or SpawnFailed follows. About 1 ms for each."""
+        self.generation = world.generation
+        self.workers = []
+        self.teardown = None
+        warm = 0
+        for rank in self._plan(world):
+            worker = self.pool.release(rank) if self.pool is not None else None
+            warm += worker is not None
+            try:
+                self.workers.append(worker or self._start_cold(rank))
+            except SpawnError as error:
+                self._post(ev.SpawnFailed(world.generation, rank.local_rank, str(error)))
+                return
+        self._ear.expect(world, self.workers)
+        for local_rank, worker in enumerate(self.workers):
+            worker.watch(self._on_exit(world.generation, local_rank))
+        self._post(ev.WorkersStarted(world.generation, tuple(w.pid for w in self.workers), warm))
+
+    def stop(self, action: StopWorkers) -> None:
+        """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
+        if self.teardown is not None:
+            if action.manner is Manner.NOW:
+                self.teardown.hurry()
+            return
+        self.teardown = Teardown(
+            self.workers, self._stop, self._outsiders, self._ear.in_checkpoint, self._ear.has_last_words
+        )
+        self._run(self._stop_all(action, self.teardown))
+
+    async def _stop_all(self, action: StopWorkers, teardown: Teardown) -> None:
+        if action.evidence:
+            await self._ear.collect_evidence()
+        leftovers = await teardown.run(action.manner, action.signum)
+        self.reap()
+        await self._output.drained(action.generation)
+        if leftovers:
+            reason = "cannot be killed: " + "; ".join(str(leftover) for leftover in leftovers[:5])
+            self._post(ev.WorkersUnkillable(action.generation, reason))
+        else:
+            self._post(ev.WorkersGone(action.generation))
+
+    def reap(self) -> None:
+        """Reap adopted orphans; called on SIGCHLD."""
+        reap_adopted({worker.pid for worker in self.workers} | set(self._outsiders()))
+
+    def checkpoint_left(self, local_rank: int) -> None:
+        """The rank has left its checkpoint section: a stop that waits for it need not wait any more."""
+        if self.teardown is not None and local_rank < len(self.workers):
+            self.teardown.release(self.workers[local_rank])
+
+    def _outsiders(self) -> Collection[int]:
+        return self.helpers | set(self.pool.pids() if self.pool is not None else ())
+
+    def _start_cold(self, rank: Rank) -> WorkerProcess:
+        stdout, stderr = self._output.attach(rank)
+        try:
+            return spawn(SpawnSpec(rank.argv, rank.environment, stdout, stderr, rank.pass_fds))
+        finally:
+            for descriptor in {stdout, stderr}:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+
+    def _on_exit(self, generation: int, local_rank: int) -> Callable[[WorkerProcess], None]:
+        def exited(worker: WorkerProcess) -> None:
+            # Its last words were sent before it died, so they are in the socket now.
+            self._ear.listen()
+            code = worker.exit_code if worker.exit_code is not None else -9
+            at = worker.exited_at if worker.exited_at is not None else 0.0
+            self._post(ev.WorkerExited(generation, local_rank, code, at, self._ear.progress()))
+
+        return exited
