@@ -1,0 +1,1 @@
+"""What tests of all layers share. Importable as ``support`` (pytest's ``pythonpath`` setting)."""

@@ -1,0 +1,24 @@
+"""Wait for a condition, never for time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+_PAUSE_S = 0.005
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+    """Return the first true value of ``condition``; fail the test when none comes within ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    never = threading.Event()
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what or condition}")
+        never.wait(_PAUSE_S)
