@@ -86,7 +86,7 @@ class Agent:
         try:
             while self._inbox:
                 self._answer(self._inbox.popleft())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # The top of the loop: whatever is wrong ends the job loudly instead of leaving it half alive.
             self._fail(error)
         finally:

@@ -39,4 +39,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         # signal.Signals knows only the two ends of the real-time range.
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if signal.SIGRTMIN < number < signal.SIGRTMAX else f"signal {number}"
+        return (
+            f"SIGRTMIN+{number - signal.SIGRTMIN}" if signal.SIGRTMIN < number < signal.SIGRTMAX else f"signal {number}"
+        )

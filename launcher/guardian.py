@@ -3,7 +3,8 @@
 Run by path with ``python -I -S``; standard library only, a few MB, one per agent. It blocks on a pipe whose write end
 lives only in the agent. ``done`` on the pipe means that the agent ended in order; end of file without it means that
 the agent is gone. Ranks die of their own death pipe and parent-death signal at the same moment; the guardian is for
-what they have started: data-loader workers, daemons, setsid escapees. The agent starts it with the terminal's and supervisors' signals blocked.
+what they have started: data-loader workers, daemons, setsid escapees. The agent starts it with the
+signals of terminals and supervisors blocked.
 """
 
 from __future__ import annotations

@@ -22,4 +22,6 @@ def require_pidfd() -> None:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
-        raise UsageError(f"ftlaunch needs Linux 5.3 or newer with pidfd_open(2), which this system refuses ({error})") from None
+        raise UsageError(
+            f"ftlaunch needs Linux 5.3 or newer with pidfd_open(2), which this system refuses ({error})"
+        ) from None

@@ -18,7 +18,7 @@ from ftlaunch.launcher.actions import (
     WakeAt,
 )
 from ftlaunch.launcher.exit_codes import from_wait_status
-from ftlaunch.launcher.policy import GenerationRecord, Verdict
+from ftlaunch.launcher.policy import GenerationRecord
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
 from ftlaunch.rendezvous.interface import Joining, Outcome
 
@@ -112,4 +112,20 @@ def _ending_code(state: State, ending: Ending) -> int:
 
 def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
     """What the restart policy needs to know of the generation that just failed."""
-    raise NotImplementedError(GenerationRecord, Verdict, state, failure)
+    words = failure.words or ev.LastWords()
+    progress = failure.progress
+    return GenerationRecord(
+        generation=failure.generation,
+        kind=failure.kind.value,
+        ended_at=failure.at,
+        exit_code=failure.exit_code,
+        exception=words.exception,
+        place=words.place,
+        message=words.message,
+        error_number=words.error_number,
+        beaten=progress.beaten or state.beaten,
+        step=progress.step,
+        ticks=progress.ticks,
+        checkpoints=progress.checkpoints,
+        checkpoint_step=progress.checkpoint_step,
+    )

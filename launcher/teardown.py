@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ftlaunch.launcher import clock, proctree
 from ftlaunch.launcher.actions import Manner
@@ -123,8 +124,8 @@ class Teardown:
         await self._wait_or_hurry(workers, grace_s)
 
     async def _wait_or_hurry(self, workers: Sequence[WorkerProcess], grace_s: float) -> None:
-        exits = asyncio.gather(*(asyncio.shield(worker.exited) for worker in workers))
-        hurried = asyncio.ensure_future(self._hurried.wait())
+        exits: asyncio.Future[Any] = asyncio.gather(*(asyncio.shield(worker.exited) for worker in workers))
+        hurried: asyncio.Future[Any] = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait({exits, hurried}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         for waiter in (exits, hurried):
             waiter.cancel()

@@ -91,6 +91,7 @@ class MembershipChanged:
     generation: int
     waiting: int
     reason: str
+    urgent: bool = False
 
 
 @dataclass(frozen=True)

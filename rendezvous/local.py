@@ -41,7 +41,8 @@ class LocalRendezvous:
                 ports.reserve(self._master_port).close()
             except OSError as error:
                 raise SettingsError(
-                    f"master port {self._master_port} cannot be used ({error.strerror}); leave out --master-port to get a free one"
+                    f"master port {self._master_port} cannot be used ({error.strerror}); "
+                    "leave out --master-port to get a free one"
                 ) from None
 
     def join(self, joining: Joining) -> None:

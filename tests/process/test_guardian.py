@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from ftlaunch.launcher import guardian
 from ftlaunch.launcher.guard import Guard
 
@@ -90,7 +91,9 @@ def test_a_killed_guardian_is_replaced() -> None:
 def test_marker_must_match_exactly() -> None:
     marker = uuid.uuid4().hex
     environment = {**os.environ, "FTLAUNCH_MARK": marker + "0"}
-    bystander = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); input()"], env=environment, stdin=-1, stdout=-1)
+    bystander = subprocess.Popen(
+        [sys.executable, "-c", "print(1, flush=True); input()"], env=environment, stdin=-1, stdout=-1
+    )
     assert bystander.stdout is not None and bystander.stdout.readline()
     assert not guardian.carries(bystander.pid, marker) and guardian.carries(bystander.pid, marker + "0")
     guardian.sweep(marker)

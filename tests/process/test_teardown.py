@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from ftlaunch.launcher import kernel, orphans, proctree
 from ftlaunch.launcher.actions import Manner
 from ftlaunch.launcher.config import StopConfig
@@ -48,7 +49,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             kernel.become_subreaper()
             asyncio.run(scenario())  # type: ignore[arg-type]
             code = 0
-        except BaseException:
+        except BaseException:  # noqa: BLE001
             import traceback
 
             traceback.print_exc()

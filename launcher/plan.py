@@ -1,0 +1,133 @@
+"""From an agreed world to what each rank of this node executes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import ftlaunch.heartbeat
+from ftlaunch.launcher.config import CommandConfig, Config
+from ftlaunch.launcher.crew import Rank
+from ftlaunch.launcher.environment import worker_environment
+from ftlaunch.rendezvous.interface import World
+
+BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
+
+
+class Lifeline:
+    """A pipe whose write end only the agent holds: when the agent dies, however, every reader sees the end of file."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+
+    def close(self) -> None:
+        """Close both ends; workers that still hold the read end die of it."""
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+
+
+class DumpFiles:
+    """One anonymous file per local rank, for the stacks that a worker's faulthandler writes (memfd_create(2))."""
+
+    def __init__(self, slots: int) -> None:
+        self.fds = tuple(_memory_file(f"ftlaunch-stacks-{local_rank}") for local_rank in range(slots))
+
+    def read(self, local_rank: int) -> bytes:
+        """What was written since the last :meth:`clear`; at most 1 MiB."""
+        return os.pread(self.fds[local_rank], 1 << 20, 0)
+
+    def clear(self, local_rank: int) -> None:
+        """Forget what was written."""
+        os.ftruncate(self.fds[local_rank], 0)
+
+    def close(self) -> None:
+        """Release the memory."""
+        for fd in self.fds:
+            os.close(fd)
+
+
+def _memory_file(name: str) -> int:
+    import fcntl
+
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    # Appending: several dumps in a row follow each other, and a truncated file starts at its beginning again.
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return fd
+
+
+class Plan:
+    """Knows everything about a rank that does not change from one generation to the next."""
+
+    def __init__(
+        self,
+        config: Config,
+        marker: str,
+        socket_path: str,
+        lifeline: Lifeline,
+        dumps: DumpFiles,
+        affinity: Sequence[frozenset[int] | None],
+    ) -> None:
+        self._config = config
+        self._marker = marker
+        self._socket_path = socket_path
+        self._lifeline = lifeline
+        self._dumps = dumps
+        self._affinity = affinity
+
+    def ranks(self, world: World) -> list[Rank]:
+        """All ranks of this node, by local rank."""
+        return [self._rank(world, local_rank) for local_rank in range(self._config.workers.nproc)]
+
+    def command(self, local_rank: int, resume: str | None = None) -> tuple[str, ...]:
+        """Kind, target and arguments for the bootstrap, with placeholders replaced."""
+        command = self._config.command
+        args = (_substitute(argument, local_rank, resume) for argument in command.args)
+        return (command.kind.value, command.target, *args)
+
+    def private_environment(self, local_rank: int) -> dict[str, str]:
+        """What only the bootstrap may see; it takes these out before the script runs."""
+        affinity = self._affinity[local_rank]
+        return {
+            "FTLAUNCH_AGENT_PID": str(os.getpid()),
+            "FTLAUNCH_DEATH_FD": str(self._lifeline.read_fd),
+            "FTLAUNCH_DUMP_FD": str(self._dumps.fds[local_rank]),
+            **({"FTLAUNCH_AFFINITY": ",".join(map(str, sorted(affinity)))} if affinity else {}),
+        }
+
+    def pass_fds(self, local_rank: int) -> tuple[int, ...]:
+        """Descriptors that :meth:`private_environment` speaks of."""
+        return (self._lifeline.read_fd, self._dumps.fds[local_rank])
+
+    def _rank(self, world: World, local_rank: int) -> Rank:
+        resume = world.shared.get("resume_from")
+        argv = (*interpreter_argv(self._config.command), *self.command(local_rank, resume))
+        return Rank(
+            generation=world.generation,
+            rank=world.rank_offset + local_rank,
+            local_rank=local_rank,
+            argv=argv,
+            environment=self._environment(world, local_rank),
+            pass_fds=self.pass_fds(local_rank),
+        )
+
+    def _environment(self, world: World, local_rank: int) -> Mapping[str, str]:
+        extra = {
+            "FTLAUNCH_SOCKET": self._socket_path,
+            "FTLAUNCH_MARK": self._marker,
+            **self.private_environment(local_rank),
+        }
+        if world.shared.get("resume_from"):
+            extra["FTLAUNCH_RESUME_FROM"] = str(world.shared["resume_from"])
+        if world.shared.get("resume_step") is not None:
+            extra["FTLAUNCH_RESUME_STEP"] = str(world.shared["resume_step"])
+        return worker_environment(self._config, world, local_rank, extra=extra)
+
+
+def interpreter_argv(command: CommandConfig) -> tuple[str, ...]:
+    """The interpreter with the bootstrap, for cold starts and standbys alike."""
+    return (command.interpreter, *command.interpreter_args, BOOTSTRAP)
+
+
+def _substitute(argument: str, local_rank: int, resume: str | None) -> str:
+    return argument.replace("${local_rank}", str(local_rank)).replace("{resume}", resume or "")

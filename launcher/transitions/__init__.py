@@ -1,0 +1,1 @@
+"""The entries of the decision table, by what they are about."""

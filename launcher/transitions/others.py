@@ -1,0 +1,113 @@
+"""The other nodes, and whoever asks the agent for something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import Exit, Manner, Record, StopWorkers
+from ftlaunch.launcher.exit_codes import ExitCode, signal_name
+from ftlaunch.launcher.recover import fail
+from ftlaunch.launcher.state import Ending, Judge, Phase, State
+from ftlaunch.launcher.table import ALIVE, CLEARING, Decision, decided, end, ignore, on
+from ftlaunch.rendezvous import interface as rdzv
+from ftlaunch.rendezvous.interface import Outcome
+
+
+@on(rdzv.PeerFailed, *ALIVE, Phase.LEAVING)
+def _peer_failed(state: State, event: rdzv.PeerFailed, now: float, judge: Judge) -> Decision:
+    if state.phase is Phase.LEAVING and not _waits_for_peers(state):
+        return ignore(state, "leaving for good")
+    reason = f"node {event.node_id} failed: {event.reason}"
+    failure = ev.Failure(ev.FailureKind.PEER, event.generation, now, reason)
+    return decided(fail(replace(state, ending=None), failure, now, judge), reason)
+
+
+def _waits_for_peers(state: State) -> bool:
+    return state.ending is not None and state.ending.outcome is Outcome.FINISHED
+
+
+@on(rdzv.MembershipChanged, *ALIVE)
+def _membership_changed(state: State, event: rdzv.MembershipChanged, now: float, judge: Judge) -> Decision:
+    if not event.urgent:
+        record = Record("nodes_waiting", event.generation, event.reason, fields={"waiting": event.waiting})
+        return Decision(state, (record,), "the waiting nodes are not needed now")
+    failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, event.reason)
+    return decided(fail(state, failure, now, judge), event.reason)
+
+
+@on(rdzv.LeaseLost, *ALIVE)
+def _lease_lost(state: State, event: rdzv.LeaseLost, now: float, judge: Judge) -> Decision:
+    failure = ev.Failure(ev.FailureKind.LEASE, event.generation, now, event.reason)
+    return decided(fail(state, failure, now, judge), event.reason)
+
+
+@on(rdzv.LeaseLost, Phase.JOINING, *CLEARING)
+def _lease_lost_while_stopping(state: State, event: rdzv.LeaseLost, now: float, judge: Judge) -> Decision:
+    if state.phase is not Phase.STOPPING or state.manner is Manner.NOW:
+        return ignore(state, "no worker is running")
+    # Fencing leaves no time for anybody's grace.
+    stop = StopWorkers(state.generation, Manner.NOW, event.reason)
+    return Decision(replace(state, manner=Manner.NOW), (stop,), event.reason)
+
+
+@on(rdzv.Closed, Phase.JOINING, *ALIVE, *CLEARING)
+def _closed(state: State, event: rdzv.Closed, now: float, judge: Judge) -> Decision:
+    return end(state, Ending(Outcome.LEFT, event.exit_code, event.reason), Manner.NOW)
+
+
+@on(rdzv.Closed, Phase.LEAVING, Phase.DONE)
+def _closed_late(state: State, event: rdzv.Closed, now: float, judge: Judge) -> Decision:
+    return ignore(state, "leaving already")
+
+
+@on(ev.RestartRequested, *ALIVE)
+def _restart_requested(state: State, event: ev.RestartRequested, now: float, judge: Judge) -> Decision:
+    failure = ev.Failure(
+        ev.FailureKind.REQUEST, event.generation, now, event.reason, event.local_rank, progress=event.progress
+    )
+    return decided(fail(state, failure, now, judge), event.reason)
+
+
+@on(ev.StopRequested, Phase.JOINING, *ALIVE, *CLEARING)
+def _stop_requested(state: State, event: ev.StopRequested, now: float, judge: Judge) -> Decision:
+    by_script = event.local_rank is not None
+    code = ExitCode.NO_PROGRESS if by_script else ExitCode.TERMINATED
+    outcome = Outcome.FAILED if by_script else Outcome.LEFT
+    return end(state, Ending(outcome, code, event.reason, None if by_script else 0), Manner.POLITE)
+
+
+@on(ev.StopRequested, Phase.LEAVING, Phase.DONE)
+def _stop_requested_late(state: State, event: ev.StopRequested, now: float, judge: Judge) -> Decision:
+    return ignore(state, "ending already")
+
+
+@on(ev.SignalReceived, Phase.JOINING, *ALIVE, *CLEARING)
+def _signalled(state: State, event: ev.SignalReceived, now: float, judge: Judge) -> Decision:
+    again = state.signals > 0
+    reason = f"received {signal_name(event.signum)}" + (" again" if again else "")
+    if again:
+        return _second_signal(state, event, reason)
+    ending = Ending(Outcome.LEFT, 128 + event.signum, reason, clean_exit_code=0)
+    return end(replace(state, signals=1), ending, Manner.POLITE, event.signum)
+
+
+def _second_signal(state: State, event: ev.SignalReceived, reason: str) -> Decision:
+    # Only SIGINT has impatient senders; a second SIGTERM comes from supervisors that signal a whole group.
+    if event.signum != 2 or state.phase is not Phase.STOPPING:
+        return ignore(state, reason)
+    stop = StopWorkers(state.generation, Manner.NOW, reason)
+    state = replace(state, signals=state.signals + 1, manner=Manner.NOW)
+    return Decision(state, (Record("signal", state.generation, reason, say=True), stop), reason)
+
+
+@on(ev.SignalReceived, Phase.LEAVING)
+def _signalled_while_leaving(state: State, event: ev.SignalReceived, now: float, judge: Judge) -> Decision:
+    code = state.ending.exit_code if state.ending is not None and state.ending.exit_code is not None else 1
+    reason = f"received {signal_name(event.signum)} while leaving"
+    return Decision(replace(state, phase=Phase.DONE), (Exit(code, reason),), reason)
+
+
+@on(ev.SignalReceived, Phase.DONE)
+def _signalled_late(state: State, event: ev.SignalReceived, now: float, judge: Judge) -> Decision:
+    return ignore(state, "ending already")

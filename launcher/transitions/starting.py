@@ -1,0 +1,80 @@
+"""Joining a generation and starting its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import Join, Manner, Record
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.recover import begin_recovery, start_if_ready
+from ftlaunch.launcher.state import Ending, Judge, Phase, State
+from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, end, ignore, on
+from ftlaunch.rendezvous import interface as rdzv
+from ftlaunch.rendezvous.interface import Joining, Outcome
+
+
+@on(ev.Started, Phase.JOINING)
+def _started(state: State, event: ev.Started, now: float, judge: Judge) -> Decision:
+    recovery = replace(begin_recovery(), stopped=True, reclaimed=True)
+    join = Join(Joining(generation=0, slots=state.slots, counted=False))
+    return Decision(replace(state, recovery=recovery), (Record("job_started"), join), "joining the first generation")
+
+
+@on(rdzv.WorldAgreed, Phase.JOINING, Phase.STOPPING, Phase.RECLAIMING)
+def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judge) -> Decision:
+    if state.recovery is None or state.ending is not None:
+        return ignore(state, "the next generation is not wanted any more")
+    world = event.world
+    if world.generation <= state.generation:
+        return ignore(state, f"generation {world.generation} is over already")
+    record = Record(
+        "rendezvous_completed",
+        world.generation,
+        fields={"nodes": len(world.members), "world_size": world.world_size, "group_rank": world.group_rank},
+    )
+    state = replace(state, recovery=replace(state.recovery, world=world))
+    state, actions = start_if_ready(state, now)
+    return Decision(state, (record, *actions), f"generation {world.generation} agreed on")
+
+
+@on(rdzv.WorldAgreed, Phase.STARTING, Phase.RUNNING, Phase.LEAVING, Phase.DONE)
+def _world_late(state: State, event: rdzv.WorldAgreed, now: float, judge: Judge) -> Decision:
+    return ignore(state, "not waiting for a generation")
+
+
+@on(rdzv.Parked, *EVERYWHERE)
+def _parked(state: State, event: rdzv.Parked, now: float, judge: Judge) -> Decision:
+    record = Record("parked", event.generation, event.reason, say=True)
+    return Decision(state, (record,), event.reason)
+
+
+@on(rdzv.JoinFailed, Phase.JOINING, *CLEARING)
+def _join_failed(state: State, event: rdzv.JoinFailed, now: float, judge: Judge) -> Decision:
+    return end(state, Ending(Outcome.LEFT, ExitCode.RENDEZVOUS, event.reason), Manner.NOW)
+
+
+@on(rdzv.JoinFailed, Phase.STARTING, Phase.RUNNING, Phase.LEAVING, Phase.DONE)
+def _join_failed_late(state: State, event: rdzv.JoinFailed, now: float, judge: Judge) -> Decision:
+    return ignore(state, "not waiting for a generation")
+
+
+@on(ev.WorkersStarted, Phase.STARTING)
+def _workers_started(state: State, event: ev.WorkersStarted, now: float, judge: Judge) -> Decision:
+    for local_rank, pid in enumerate(event.pids):
+        state = state.with_worker(replace(state.workers[local_rank], pid=pid))
+    record = Record("workers_started", event.generation, fields={"pids": list(event.pids), "warm": event.warm})
+    return Decision(replace(state, phase=Phase.RUNNING), (record,), f"{len(event.pids)} ranks started")
+
+
+@on(ev.WorkersStarted, Phase.STOPPING, Phase.RECLAIMING, Phase.LEAVING, Phase.DONE)
+def _started_in_vain(state: State, event: ev.WorkersStarted, now: float, judge: Judge) -> Decision:
+    return ignore(state, "the generation is being stopped already")
+
+
+@on(ev.FirstBeat, *EVERYWHERE)
+def _first_beat(state: State, event: ev.FirstBeat, now: float, judge: Judge) -> Decision:
+    if state.phase not in ALIVE or state.beaten:
+        return ignore(state, "the first beat was heard already")
+    record = Record("training_resumed", event.generation)
+    return Decision(replace(state, beaten=True), (record,), "training goes on")

@@ -1,0 +1,332 @@
+"""The decision table: (state, event) -> new phase and actions, without any process."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlaunch.launcher import actions as do
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import Manner
+from ftlaunch.launcher.decide import Decision, decide
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.policy import GenerationRecord, Verdict
+from ftlaunch.launcher.state import Ending, Phase, State
+from ftlaunch.rendezvous import interface as rdzv
+from ftlaunch.rendezvous.interface import Outcome, World, WorldAgreed
+
+SLOTS = 2
+
+
+def always(history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+    return Verdict(True, "go on")
+
+
+def never(history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+    return Verdict(False, "used up")
+
+
+def later(history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+    return Verdict(True, "slowly", delay_s=4.0)
+
+
+def world(generation: int) -> World:
+    member = rdzv.Member("a", "localhost", 0, SLOTS)
+    return World(generation, (member,), 0, 0, SLOTS, "localhost", 1000 + generation, 0, "run")
+
+
+def tell(state: State, *events: ev.Event, judge: Any = always, now: float = 0.0) -> Decision:
+    """Decide on several events; the actions of all of them are returned together."""
+    actions: tuple[do.Action, ...] = ()
+    reason = ""
+    for event in events:
+        decision = decide(state, event, now, judge)
+        state, reason = decision.state, decision.reason
+        actions += decision.actions
+    return Decision(state, actions, reason)
+
+
+def the(kind: type, decision: Decision) -> Any:
+    """The only action of this kind."""
+    found = [action for action in decision.actions if isinstance(action, kind)]
+    assert len(found) == 1, (kind, decision.actions)
+    return found[0]
+
+
+def none(kind: type, decision: Decision) -> bool:
+    return not any(isinstance(action, kind) for action in decision.actions)
+
+
+def running(generation: int = 0) -> State:
+    state = tell(State(slots=SLOTS), ev.Started(), WorldAgreed(world(generation))).state
+    return tell(state, ev.WorkersStarted(generation, (11, 12))).state
+
+
+def exited(local_rank: int, code: int, generation: int = 0) -> ev.WorkerExited:
+    return ev.WorkerExited(generation, local_rank, code, 1.0)
+
+
+WORDS = ev.LastWords("ValueError", "bad", "Traceback…", "train.py:3", 7, 1)
+
+
+def test_start_joins_and_starts_the_agreed_world() -> None:
+    decision = tell(State(slots=SLOTS), ev.Started())
+    assert the(do.Join, decision).joining == rdzv.Joining(0, SLOTS, counted=False)
+    decision = tell(decision.state, WorldAgreed(world(0)))
+    assert the(do.StartWorkers, decision).world == world(0)
+    assert decision.state.phase is Phase.STARTING
+    assert tell(decision.state, ev.WorkersStarted(0, (11, 12))).state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (exited(1, -9), ev.FailureKind.SIGNAL),
+        (exited(1, 3), ev.FailureKind.EXIT),
+        (ev.WorkerFailing(0, 1, WORDS), ev.FailureKind.EXCEPTION),
+        (ev.WorkerFailing(0, 1, replace(WORDS, exception="")), ev.FailureKind.EXIT),
+        (ev.WorkerStalled(0, 1, "silent", "rank 1 is silent"), ev.FailureKind.STALL),
+        (ev.RestartRequested(0, "asked to"), ev.FailureKind.REQUEST),
+        (rdzv.PeerFailed(0, "b", "rank 3 died"), ev.FailureKind.PEER),
+        (rdzv.MembershipChanged(0, 1, "b waits", urgent=True), ev.FailureKind.MEMBERSHIP),
+        (rdzv.LeaseLost(0, "no renewal"), ev.FailureKind.LEASE),
+    ],
+)
+def test_what_ends_a_generation_stops_the_ranks_and_joins_the_next_at_once(
+    event: ev.Event, kind: ev.FailureKind
+) -> None:
+    decision = tell(running(), event)
+    assert decision.state.phase is Phase.STOPPING
+    assert decision.state.failure is not None and decision.state.failure.kind is kind
+    stop = the(do.StopWorkers, decision)
+    assert stop.manner is (Manner.NOW if kind is ev.FailureKind.LEASE else Manner.FAILED)
+    assert stop.evidence is (kind is ev.FailureKind.STALL)
+    assert the(do.Join, decision).joining.generation == 1
+    assert the(do.Conclude, decision).restart
+    assert none(do.Announce, decision) is not decision.state.failure.own
+    assert none(do.StartWorkers, decision)
+
+
+def test_next_generation_starts_when_stopped_and_reclaimed_and_agreed_in_any_order() -> None:
+    arrivals: list[ev.Event] = [ev.WorkersGone(0), ev.Reclaimed(0), WorldAgreed(world(1))]
+    for order in ([0, 1, 2], [0, 2, 1], [2, 0, 1]):
+        decision = tell(tell(running(), exited(0, -9)).state, *(arrivals[i] for i in order))
+        assert the(do.StartWorkers, decision).world == world(1)
+        assert isinstance(decision.actions[-1], do.StartWorkers)
+        assert decision.state.generation == 1 and decision.state.failure is None
+
+
+def test_next_generation_waits_for_its_back_off() -> None:
+    decision = tell(running(), exited(0, -9), judge=later, now=10.0)
+    assert the(do.WakeAt, decision).at == 14.0
+    early = tell(decision.state, ev.WorkersGone(0), ev.Reclaimed(0), WorldAgreed(world(1)), now=11.0)
+    assert none(do.StartWorkers, early)
+    assert the(do.StartWorkers, tell(early.state, ev.BackoffOver(0), now=14.0)).world == world(1)
+
+
+def test_success_needs_all_ranks_and_sweeps_what_they_left() -> None:
+    decision = tell(running(), exited(0, 0))
+    assert decision.state.phase is Phase.RUNNING
+    decision = tell(decision.state, exited(1, 0))
+    assert the(do.StopWorkers, decision).manner is Manner.SWEEP
+    decision = tell(decision.state, ev.WorkersGone(0))
+    assert the(do.Leave, decision) == do.Leave(0, Outcome.FINISHED, 0, "all ranks succeeded")
+    assert the(do.Exit, tell(decision.state, ev.Left(0))).exit_code == 0
+
+
+@pytest.mark.parametrize(("code", "expected"), [(3, 3), (75, 75), (-9, 137), (-39, 167), (255, 255)])
+def test_job_ends_with_the_first_failed_ranks_own_code(code: int, expected: int) -> None:
+    decision = tell(running(), exited(1, code), exited(0, -15), ev.WorkersGone(0), judge=never)
+    assert the(do.Leave, decision).exit_code == expected
+    assert the(do.Leave, decision).outcome is Outcome.FAILED
+
+
+def test_code_of_a_rank_that_said_its_last_words_is_the_one_it_dies_with() -> None:
+    decision = tell(running(), ev.WorkerFailing(0, 1, WORDS), exited(1, 44), ev.WorkersGone(0), judge=never)
+    assert the(do.Leave, decision).exit_code == 44
+
+
+def test_failure_after_another_one_is_a_consequence() -> None:
+    decision = tell(running(), exited(1, -9), exited(0, 1))
+    assert decision.state.failure is not None and decision.state.failure.local_rank == 1
+    assert len([a for a in decision.actions if isinstance(a, do.StopWorkers)]) == 1
+
+
+@pytest.mark.parametrize(("signum", "code"), [(15, 143), (2, 130), (1, 129)])
+def test_signal_is_passed_on_and_the_job_leaves_without_closing(signum: int, code: int) -> None:
+    decision = tell(running(), ev.SignalReceived(signum))
+    stop = the(do.StopWorkers, decision)
+    assert stop.manner is Manner.POLITE and stop.signum == signum
+    decision = tell(decision.state, exited(0, -signum), exited(1, 0), ev.WorkersGone(0))
+    assert the(do.Leave, decision) == do.Leave(0, Outcome.LEFT, code, the(do.Leave, decision).reason)
+
+
+def test_signal_ends_with_0_when_all_ranks_end_by_themselves_with_0() -> None:
+    decision = tell(running(), ev.SignalReceived(15), exited(0, 0), exited(1, 0), ev.WorkersGone(0))
+    assert the(do.Leave, decision).exit_code == 0
+
+
+def test_second_interrupt_kills_and_a_second_sigterm_does_not() -> None:
+    state = tell(running(), ev.SignalReceived(2)).state
+    assert none(do.StopWorkers, tell(state, ev.SignalReceived(15)))
+    assert the(do.StopWorkers, tell(state, ev.SignalReceived(2))).manner is Manner.NOW
+
+
+def test_signal_while_waiting_for_peers_leaves_at_once() -> None:
+    decision = tell(tell(State(slots=SLOTS), ev.Started()).state, ev.SignalReceived(2))
+    assert the(do.Leave, decision).exit_code == 130 and decision.state.phase is Phase.LEAVING
+
+
+def test_signal_during_recovery_starts_nothing_any_more() -> None:
+    state = tell(running(), exited(0, -9), ev.SignalReceived(15)).state
+    decision = tell(state, WorldAgreed(world(1)), ev.WorkersGone(0))
+    assert none(do.StartWorkers, decision) and the(do.Leave, decision).exit_code == 143
+
+
+def test_unkillable_worker_ends_the_agent_with_75_and_leaves_the_job_open() -> None:
+    state = tell(running(), exited(0, -9)).state
+    decision = tell(state, WorldAgreed(world(1)), ev.WorkersUnkillable(0, "pid 12 (python, state D)"))
+    assert the(do.Leave, decision).exit_code == ExitCode.UNHEALTHY
+    assert the(do.Leave, decision).outcome is Outcome.LEFT
+    assert none(do.StartWorkers, tell(decision.state, ev.WorkersGone(0), ev.Reclaimed(0)))
+
+
+def test_gpu_that_does_not_come_back_ends_the_agent_with_75() -> None:
+    state = tell(running(), exited(0, -9), ev.WorkersGone(0)).state
+    assert the(do.Leave, tell(state, ev.NodeUnhealthy(0, "GPU 0 is held"))).exit_code == ExitCode.UNHEALTHY
+
+
+def test_peer_that_fails_while_we_wait_at_the_end_brings_our_ranks_back() -> None:
+    state = tell(running(), exited(0, 0), exited(1, 0), ev.WorkersGone(0)).state
+    assert state.phase is Phase.LEAVING
+    decision = tell(state, rdzv.PeerFailed(0, "b", "died"), ev.WorkersGone(0), ev.Reclaimed(0), WorldAgreed(world(1)))
+    assert the(do.StartWorkers, decision).world == world(1)
+
+
+def test_closed_job_ends_with_the_code_it_was_closed_with() -> None:
+    decision = tell(running(), rdzv.Closed(76, "no progress"), ev.WorkersGone(0))
+    assert the(do.StopWorkers, decision).manner is Manner.NOW
+    assert the(do.Leave, decision).exit_code == 76
+
+
+def test_job_that_cannot_be_agreed_on_ends_with_69() -> None:
+    decision = tell(tell(State(slots=SLOTS), ev.Started()).state, rdzv.JoinFailed(0, "no answer"))
+    assert the(do.Leave, decision).exit_code == ExitCode.RENDEZVOUS
+
+
+@pytest.mark.parametrize("event", [exited(0, -9), ev.WorkerStalled(0, 0, "silent", "x"), ev.WorkersGone(0)])
+def test_events_of_an_older_generation_are_dropped(event: ev.Event) -> None:
+    state = running(1)
+    assert decide(state, event, 0.0, always) == Decision(state, (), f"{type(event).__name__} of generation 0 is stale")
+
+
+def all_events(generation: int) -> list[ev.Event]:
+    g = generation
+    return [
+        WorldAgreed(world(g)),
+        WorldAgreed(world(g + 1)),
+        rdzv.Parked(g, "spare"),
+        rdzv.PeerFailed(g, "b", "x"),
+        rdzv.MembershipChanged(g, 1, "x"),
+        rdzv.MembershipChanged(g, 1, "x", urgent=True),
+        rdzv.LeaseLost(g, "x"),
+        rdzv.Closed(0, "x"),
+        rdzv.JoinFailed(g + 1, "x"),
+        exited(0, 0, g),
+        exited(1, 0, g),
+        exited(0, -9, g),
+        exited(1, 1, g),
+        ev.WorkerFailing(g, 0, WORDS),
+        ev.WorkerStalled(g, 1, "silent", "x"),
+        ev.SpawnFailed(g, 0, "x"),
+        ev.FirstBeat(g),
+        ev.WorkersGone(g),
+        ev.WorkersUnkillable(g, "x"),
+        ev.Reclaimed(g),
+        ev.NodeUnhealthy(g, "x"),
+        ev.SignalReceived(15),
+        ev.SignalReceived(2),
+        ev.RestartRequested(g, "x"),
+        ev.StopRequested(g, "x"),
+        ev.StopRequested(g, "x", 0),
+        ev.BackoffOver(g),
+        ev.Left(0),
+    ]
+
+
+class World1:
+    """Answers actions the way the real world does, and checks that they make sense together."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.state = State(slots=SLOTS)
+        self.alive = False
+        self.exits: list[do.Exit] = []
+        self.answers: list[ev.Event] = []
+        self.tell(ev.Started())
+
+    def tell(self, event: ev.Event) -> None:
+        judge = self.random.choice([always, always, never, later])
+        decision = decide(self.state, event, 0.0, judge)
+        self.state = decision.state
+        assert decision.reason
+        for action in decision.actions:
+            self.perform(action)
+
+    def perform(self, action: do.Action) -> None:
+        if isinstance(action, do.StartWorkers):
+            assert not self.alive, "two generations alive"
+            self.alive = True
+            self.answers = [ev.WorkersStarted(action.world.generation, (1, 2))]
+        elif isinstance(action, do.StopWorkers):
+            kind = ev.WorkersGone if self.random.random() < 0.95 else None
+            self.answers.append(kind(action.generation) if kind else ev.WorkersUnkillable(action.generation, "x"))
+        elif isinstance(action, do.Reclaim):
+            assert not self.alive
+            self.answers.append(ev.Reclaimed(action.generation))
+        elif isinstance(action, do.Join):
+            self.answers.append(WorldAgreed(world(action.joining.generation)))
+        elif isinstance(action, do.WakeAt):
+            self.answers.append(ev.BackoffOver(action.generation))
+        elif isinstance(action, do.Leave):
+            self.answers.append(ev.Left(action.exit_code))
+        elif isinstance(action, do.Exit):
+            self.exits.append(action)
+
+    def unprompted(self) -> list[ev.Event]:
+        """What may happen without an action of ours before it; ranks only speak while they live."""
+        answers = (WorldAgreed, ev.WorkersGone, ev.WorkersUnkillable, ev.Reclaimed, ev.Left, ev.SpawnFailed)
+        of_ranks = (ev.WorkerExited, ev.WorkerFailing, ev.WorkerStalled)
+        events = [e for e in all_events(max(0, self.state.generation)) if not isinstance(e, answers)]
+        return [e for e in events if self.alive or not isinstance(e, of_ranks)]
+
+    def answer(self) -> None:
+        event = self.answers.pop(self.random.randrange(len(self.answers)))
+        if isinstance(event, ev.WorkersGone):
+            self.alive = False
+        self.tell(event)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 60))
+def test_any_order_of_events_keeps_the_rules_and_a_stop_always_ends(seed: int, length: int) -> None:
+    subject = World1(seed)
+    for _ in range(length):
+        if subject.answers and subject.random.random() < 0.5:
+            subject.answer()
+        else:
+            subject.tell(subject.random.choice(subject.unprompted()))
+    subject.tell(ev.SignalReceived(15))
+    for _ in range(20):
+        if subject.answers:
+            subject.answer()
+    assert len(subject.exits) == 1 and subject.state.phase is Phase.DONE
+
+
+def test_ending_is_kept_when_the_job_is_left() -> None:
+    state = replace(running(), ending=Ending(Outcome.FAILED, None, "x"), phase=Phase.STOPPING)
+    assert the(do.Leave, tell(state, ev.WorkersGone(0))).exit_code == 1
