@@ -79,11 +79,47 @@ class WorkersConfig:
 
 
 @dataclass(frozen=True)
+class RestartBudget:
+    """At most ``restarts`` within any ``window_s`` seconds."""
+
+    restarts: int
+    window_s: float
+
+
+@dataclass(frozen=True)
 class RestartConfig:
     """``max_restarts`` as in torchrun when given; ``None`` means: as long as there is progress."""
 
     max_restarts: int | None = None
     max_no_progress: int = 3
+    budget: RestartBudget | None = None
+    """Takes the place of ``max_no_progress``; beside ``max_restarts`` both hold."""
+    retry_exit_codes: frozenset[int] = frozenset()
+    """Always worth a restart as far as the limits go: no rule that stops at once applies. 128+n for a signal."""
+    fatal_exit_codes: frozenset[int] = frozenset()
+    """Never worth one."""
+    max_membership_changes: int = 100
+    """Node changes in a row without any progress, where ``max_restarts`` is not given."""
+    start_window_s: float = 600.0
+    """A worker that fails before it gave any sign of work ends the job only within this time of its start: a script
+    that never beats may have run for hours."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What the next generation may resume from; ``directory`` ``None``: the script finds its checkpoint itself."""
+
+    directory: str | None = None
+    format: str = "auto"
+    """A key of :data:`ftlaunch.launcher.checkpoints.formats.CHOICES`."""
+    pattern: str | None = None
+    """Regular expression for whole names; a group named ``step`` holds the step."""
+    validator: str | None = None
+    """Command line; the path is appended or takes the place of ``{path}``; exit code 0 means complete."""
+    validator_timeout_s: float = 30.0
+    scan_timeout_s: float = 60.0
+    shared_storage: bool = True
+    """All nodes see the same files. Otherwise each has its own, and only a step that every node has will do."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +184,7 @@ class Config:
     rendezvous: RendezvousConfig = RendezvousConfig()
     workers: WorkersConfig = WorkersConfig()
     restarts: RestartConfig = RestartConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
     stop: StopConfig = StopConfig()
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     standby: StandbyConfig = StandbyConfig()
