@@ -6,14 +6,26 @@ sentence why, with the numbers. What a rule needs to know of earlier generations
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ftlaunch.launcher.config import RestartConfig
 from ftlaunch.launcher.exit_codes import ExitCode, from_wait_status, signal_name
+from ftlaunch.launcher.generations import (
+    MAX_PORT_RETRIES,
+    NEUTRAL_KINDS,
+    GenerationRecord,
+    Judged,
+    exception_name,
+    is_passing,
+    plural,
+    replay,
+    run_length,
+)
 
-MAX_PORT_RETRIES = 3
+__all__ = ["RULES", "GenerationRecord", "Verdict", "backoff_s", "judge"]
+
+DEFAULT = RestartConfig()
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MOST_S = 60.0
 STALL_EXIT_CODE = 128 + 9
@@ -21,57 +33,6 @@ STALL_EXIT_CODE = 128 + 9
 
 CANNOT_START = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})
 """No restart heals these. A script that is missing is told as ``FileNotFoundError`` without a place in any file."""
-PASSING = frozenset(
-    {
-        "ConnectionError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
-        "ConnectionResetError",
-        "BrokenPipeError",
-        "TimeoutError",
-        "DistNetworkError",
-        "DistStoreError",
-        "DistBackendError",
-    }
-)
-"""Failures of the network or of another rank: the same one twice, or one at the start, proves nothing."""
-CRASH_SIGNALS = frozenset({4, 6, 7, 8, 11})
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: the process did it to itself. Others were sent, by the OOM killer say."""
-NEUTRAL_KINDS = frozenset({"membership", "lease"})
-"""A node came or went: no failure of the program."""
-
-
-@dataclass(frozen=True)
-class GenerationRecord:
-    """One ended generation, as far as the policy needs to know it. ``None`` and 0 mean: not known, none."""
-
-    generation: int
-    kind: str
-    """``exit``, ``signal``, ``exception``, ``stall``, ``spawn``, ``peer``, ``request``, ``stop``, ``membership`` or
-    ``lease``. ``request`` asks for a restart, ``stop`` for the end; the script's reason is then ``message``."""
-    ended_at: float
-    """On the clock of ``now``."""
-    exit_code: int | None = None
-    """The first failed worker's, negative for a signal; ``None`` when no worker of this node failed. Of a ``stop``:
-    the code asked for."""
-    exception: str = ""
-    place: str = ""
-    message: str = ""
-    error_number: int | None = None
-    beaten: bool = False
-    step: int | None = None
-    """Highest step that the script told."""
-    ticks: int = 0
-    """Most optimizer steps that any rank made, counted by the hooks."""
-    checkpoints: int = 0
-    """Complete checkpoints heard of."""
-    checkpoint_step: int | None = None
-    """Greatest step of a complete checkpoint known when the generation ended."""
-    resume_from: str | None = None
-    """The checkpoint it was told to load."""
-    resume_step: int | None = None
-    uptime_s: float | None = None
-    """How long its workers lived."""
 
 
 @dataclass(frozen=True)
@@ -84,41 +45,6 @@ class Verdict:
     delay_s: float = 0.0
     counts: bool = True
     """Whether the restart counts against the budget (and in TORCHELASTIC_RESTART_COUNT)."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A generation with what follows from those before it. ``progress`` says how far it came, empty for nowhere."""
-
-    record: GenerationRecord
-    progress: str
-    port_taken: bool
-    """It found its port taken at start-up, and such a retry is still free."""
-
-    @property
-    def neutral(self) -> bool:
-        """Ended through no fault of the program."""
-        return self.record.kind in NEUTRAL_KINDS or self.port_taken
-
-    @property
-    def counts(self) -> bool:
-        """Whether the restart after it counts. A restart that the script asked for is free if it got somewhere."""
-        return not self.neutral and not (self.record.kind == "request" and self.progress)
-
-    @property
-    def lived(self) -> bool:
-        """It gave any sign of work."""
-        record = self.record
-        return record.beaten or record.step is not None or record.ticks > 0 or record.checkpoints > 0
-
-    @property
-    def died_loading(self) -> bool:
-        """It was given a checkpoint and died by its own doing before its first step."""
-        record = self.record
-        stepped = record.step is not None or record.ticks > 0 or record.checkpoints > 0
-        crashed = record.kind == "signal" and -(record.exit_code or 0) in CRASH_SIGNALS
-        own = crashed or record.kind in ("exit", "exception", "stall")
-        return record.resume_from is not None and own and not stepped and not self.port_taken and not _passing(record)
 
 
 @dataclass(frozen=True)
@@ -155,9 +81,7 @@ class Case:
     @property
     def idle(self) -> int:
         """Generations in a row without progress, up to this one; those that a node change ended are left out."""
-        return _run_length(
-            [one for one in self.judged if not one.neutral or one.progress], lambda one: not one.progress
-        )
+        return run_length([one for one in self.judged if not one.neutral or one.progress], lambda one: not one.progress)
 
     @property
     def forgiven(self) -> bool:
@@ -174,7 +98,7 @@ Rule = Callable[[Case], "Verdict | None"]
 
 
 def judge(
-    history: Sequence[GenerationRecord], now: float, config: RestartConfig = RestartConfig(), jitter: float = 0.0
+    history: Sequence[GenerationRecord], now: float, config: RestartConfig = DEFAULT, jitter: float = 0.0
 ) -> Verdict:
     """Decide what follows the last generation of ``history``; ``now`` is the clock of ``ended_at``.
 
@@ -188,61 +112,6 @@ def judge(
         if verdict is not None:
             return verdict
     return _go(case, f"restart {case.used + 1}: {_how_far(case)}")
-
-
-def replay(history: Sequence[GenerationRecord]) -> tuple[Judged, ...]:
-    """Judge every generation by those before it."""
-    judged: list[Judged] = []
-    for index, record in enumerate(history):
-        retries = _run_length(judged, lambda one: one.port_taken)
-        port_taken = _found_port_taken(record) and retries < MAX_PORT_RETRIES
-        judged.append(Judged(record, _progress(record, history[:index]), port_taken))
-    return tuple(judged)
-
-
-def poisoned_paths(history: Sequence[GenerationRecord]) -> frozenset[str]:
-    """Checkpoints not to resume from: those that a generation died of while it loaded them.
-
-    One at a time: if the one before it fails as well the checkpoint was not the cause. Taken back once a later
-    generation saved at that step again.
-    """
-    poisoned: dict[str, int | None] = {}
-    fallen_back = False
-    for one in replay(history):
-        record = one.record
-        if one.died_loading and record.resume_from is not None:
-            if not fallen_back:
-                poisoned[record.resume_from] = record.resume_step
-            fallen_back = True
-        elif one.lived:
-            fallen_back = False
-            poisoned = {path: step for path, step in poisoned.items() if not _saved_again(record, step)}
-    return frozenset(poisoned)
-
-
-def _saved_again(record: GenerationRecord, step: int | None) -> bool:
-    if record.checkpoints == 0 and record.checkpoint_step is None:
-        return False
-    return step is None or record.checkpoint_step is None or record.checkpoint_step >= step
-
-
-def _progress(record: GenerationRecord, before: Sequence[GenerationRecord]) -> str:
-    first = before[0] if before else record
-    floor = -1 if first.resume_step is None else first.resume_step
-    step = max([floor, *(r.step for r in before if r.step is not None)])
-    if record.step is not None and record.step > step:
-        return f"it reached step {record.step}" + (f", before {step}" if step >= 0 else "")
-    saved = max([floor, *(r.checkpoint_step for r in before if r.checkpoint_step is not None)])
-    if record.checkpoint_step is not None and record.checkpoint_step > saved:
-        return f"it saved step {record.checkpoint_step}" + (f", before {saved}" if saved >= 0 else "")
-    if record.checkpoint_step is None and record.checkpoints > 0:
-        return f"it saved {record.checkpoints} checkpoint{_s(record.checkpoints)}"
-    if any(r.step is not None or r.checkpoints or r.checkpoint_step is not None for r in (*before, record)):
-        return ""
-    ticks = max((r.ticks for r in before), default=0)
-    if record.ticks > ticks:
-        return f"it made {record.ticks} optimizer step{_s(record.ticks)}" + (f", before {ticks}" if ticks else "")
-    return ""
 
 
 def _stop_was_asked(case: Case) -> Verdict | None:
@@ -262,7 +131,7 @@ def _fatal_code(case: Case) -> Verdict | None:
 def _node_change(case: Case) -> Verdict | None:
     if case.record.kind not in NEUTRAL_KINDS:
         return None
-    changes = _run_length(case.judged, lambda one: one.neutral and not one.progress)
+    changes = run_length(case.judged, lambda one: one.neutral and not one.progress)
     limit = case.config.max_membership_changes
     if case.config.max_restarts is None and changes >= limit:
         return _give_up(f"the nodes changed {changes} times in a row without any progress")
@@ -272,14 +141,14 @@ def _node_change(case: Case) -> Verdict | None:
 def _port_taken(case: Case) -> Verdict | None:
     if not case.last.port_taken:
         return None
-    retries = _run_length(case.judged, lambda one: one.port_taken)
+    retries = run_length(case.judged, lambda one: one.port_taken)
     return Verdict(True, f"a port was taken at start-up: free retry {retries} of {MAX_PORT_RETRIES}", counts=False)
 
 
 def _cannot_start(case: Case) -> Verdict | None:
     if not case.first_try or case.last.lived:
         return None
-    name = _exception(case.record)
+    name = exception_name(case.record)
     missing = name == "FileNotFoundError" and not case.record.place
     if name in CANNOT_START or missing:
         return _stop(case, f"{_what(case)} before the first step: a restart cannot help")
@@ -296,7 +165,7 @@ def _total(case: Case) -> Verdict | None:
     if not case.last.counts:
         return _go(case, f"the script asked for a restart after {case.last.progress.removeprefix('it ')}: not counted")
     if case.used >= total:
-        used = "no restart is allowed" if total == 0 else f"all {total} restart{_s(total)} are used up"
+        used = "no restart is allowed" if total == 0 else f"all {total} restart{plural(total)} are used up"
         return _stop(case, f"{_what(case)}, and {used} (--max-restarts {total})")
     return _within_budget(case) or _go(case, f"restart {case.used + 1} of {total} after {_what(case)}")
 
@@ -309,14 +178,14 @@ def _within_budget(case: Case) -> Verdict | None:
     if recent < budget.restarts:
         return None
     return _stop(
-        case, f"{_what(case)}, after {recent} restart{_s(recent)} within {budget.window_s:g} s (--restart-budget)"
+        case, f"{_what(case)}, after {recent} restart{plural(recent)} within {budget.window_s:g} s (--restart-budget)"
     )
 
 
 def _died_at_start(case: Case) -> Verdict | None:
     if case.forgiven or not case.first_try or case.last.lived or case.record.kind not in ("exit", "exception"):
         return None
-    if case.record.resume_from is not None or _passing(case.record):
+    if case.record.resume_from is not None or is_passing(case.record):
         return None
     if case.record.uptime_s is not None and case.record.uptime_s >= case.config.start_window_s:
         return None
@@ -342,12 +211,12 @@ def _same_failure(case: Case) -> Verdict | None:
     if case.forgiven or not earlier or earlier[-1].neutral or case.last.died_loading:
         return None
     before, now = earlier[-1].record, case.record
-    if not now.exception or _passing(now) or _signature(before) != _signature(now):
+    if not now.exception or is_passing(now) or _signature(before) != _signature(now):
         return None
-    at = f" at step {now.step}" if now.step is not None else f" after {now.ticks} optimizer step{_s(now.ticks)}"
+    at = f" at step {now.step}" if now.step is not None else f" after {now.ticks} optimizer step{plural(now.ticks)}"
     where = f" in {now.place}" if now.place else ""
     pair = f"generations {before.generation} and {now.generation}"
-    return _give_up(f"the same {_exception(now)}{where}{at} ended {pair}: a restart would meet it again")
+    return _give_up(f"the same {exception_name(now)}{where}{at} ended {pair}: a restart would meet it again")
 
 
 def _no_progress(case: Case) -> Verdict | None:
@@ -355,7 +224,7 @@ def _no_progress(case: Case) -> Verdict | None:
     if case.config.budget is not None or case.idle < limit:
         return None
     return _give_up(
-        f"{case.idle} generation{_s(case.idle)} in a row made no progress, the last one ended by {_what(case)}"
+        f"{case.idle} generation{plural(case.idle)} in a row made no progress, the last one ended by {_what(case)}"
     )
 
 
@@ -420,41 +289,13 @@ def _what(case: Case) -> str:
     if record.kind == "spawn":
         return "a worker that could not be started"
     if record.exception:
-        return f"{_exception(record)} in {record.place}" if record.place else _exception(record)
+        return f"{exception_name(record)} in {record.place}" if record.place else exception_name(record)
     if record.exit_code is not None and record.exit_code < 0:
         return f"death by {signal_name(-record.exit_code)}"
     return "a failure" if record.exit_code is None else f"exit code {record.exit_code}"
-
-
-def _exception(record: GenerationRecord) -> str:
-    return record.exception.rpartition(".")[2]
-
-
-def _passing(record: GenerationRecord) -> bool:
-    return _exception(record) in PASSING
 
 
 def _signature(record: GenerationRecord) -> tuple[object, ...]:
     # Where the script tells no step, the same number of optimizer steps from the same checkpoint is the same step.
     reached = (record.ticks, record.resume_step) if record.step is None else (record.step,)
     return (record.exception, record.place or record.message, reached)
-
-
-def _found_port_taken(record: GenerationRecord) -> bool:
-    if record.beaten or record.step is not None or record.ticks > 0 or record.kind not in ("exit", "exception"):
-        return False
-    text = record.message.lower()
-    return record.error_number == errno.EADDRINUSE or "eaddrinuse" in text or "address already in use" in text
-
-
-def _run_length(judged: Sequence[Judged], holds: Callable[[Judged], bool]) -> int:
-    length = 0
-    for one in reversed(judged):
-        if not holds(one):
-            break
-        length += 1
-    return length
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
