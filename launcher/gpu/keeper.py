@@ -1,0 +1,132 @@
+"""The node's GPUs as the agent sees them: opened once, a baseline before the first rank, reclaim after each generation.
+
+Without a driver, or with all devices hidden from the ranks, everything here answers at once and starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from ftlaunch.launcher import clock
+from ftlaunch.launcher.errors import SpawnError
+from ftlaunch.launcher.gpu import client as nvml
+from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
+from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
+from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
+from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
+
+_MAX_XIDS = 256
+
+
+class Gpus:
+    """Made by :func:`open_gpus`. No method blocks the loop."""
+
+    def __init__(self, note: str = "", on_xid: Callable[[XidEvent], None] = lambda event: None) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.note = note
+        """One line for the user, or empty."""
+        self.trouble = ""
+        """Why the driver can't be trusted on this node; ranks should not run here."""
+        self.xids: list[XidEvent] = []
+        """Critical errors reported since the start, oldest first."""
+        self.healthy_state: tuple[DeviceHealth, ...] = ()
+        """The error counters before the first rank started."""
+        self.baseline = Baseline()
+        self._client: nvml.NvmlClient | None = None
+        self._on_xid = on_xid
+        self._exempt: frozenset[int] = frozenset()
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is any device to reclaim."""
+        return self._client is not None and bool(self.devices)
+
+    async def open(self, environment: Mapping[str, str], marker: str) -> None:
+        """Start the helper and choose the devices. Does not raise: see ``note`` and ``trouble``."""
+        try:
+            self._client = nvml.start_client(environment, self._heard)
+            self.devices, self.note = await self._client.open(
+                environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER", ""), marker
+            )
+        except (SpawnError, NvmlUnavailable) as error:
+            self.note = f"GPUs are not watched: {error}"
+            await self.close()
+        except NvmlError as error:
+            self.trouble = str(error)
+
+    async def take_baseline(self) -> None:
+        """Remember what is in use now. Before the first rank starts; a few ms."""
+        if self.watched:
+            try:
+                self.baseline = take_baseline(await self.sample())
+                self.healthy_state = await self.health()
+            except NvmlError as error:
+                self.trouble = str(error)
+
+    async def observe(self, ours: Collection[int]) -> tuple[DeviceSample, ...]:
+        """Look while all of ``ours`` run, so that tenants who came after us are told from us. Empty without GPUs."""
+        if not self.watched:
+            return ()
+        try:
+            samples = await self.sample()
+        except NvmlError:
+            return ()
+        self.baseline = raise_baseline(self.baseline, samples, frozenset(ours))
+        return samples
+
+    async def reclaim(self, request: ReclaimRequest) -> ReclaimOutcome:
+        """Wait until the GPUs are free again; at most ``request.timeout_s`` plus one driver call."""
+        if not self.watched:
+            return ReclaimOutcome(True, self.note or "no GPU in use", 0.0, 0)
+        self._exempt = request.exempt
+        return await reclaim(self, self.baseline, request, clock.monotonic)
+
+    async def sample(self) -> tuple[DeviceSample, ...]:
+        """One look at all visible devices. Raises :class:`NvmlError`."""
+        return () if self._client is None else await self._client.sample()
+
+    async def health(self) -> tuple[DeviceHealth, ...]:
+        """The error counters of all visible devices. Raises :class:`NvmlError`."""
+        return () if self._client is None else await self._client.health()
+
+    async def find_holders(self, kill: bool = False) -> tuple[Holder, ...]:
+        """Who has device files open; with ``kill``, those of this run get SIGKILL. Raises :class:`NvmlError`."""
+        return () if self._client is None else await self._client.find_holders(kill, self._exempt)
+
+    async def close(self) -> None:
+        """End the helper."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    def _heard(self, event: XidEvent) -> None:
+        # The first ones are kept: they are nearest to the cause.
+        if len(self.xids) < _MAX_XIDS:
+            self.xids.append(event)
+        self._on_xid(event)
+
+
+async def open_gpus(
+    environment: Mapping[str, str], marker: str, on_xid: Callable[[XidEvent], None] = lambda event: None
+) -> Gpus:
+    """Open the GPUs that ranks with this environment would see; ``marker`` is the run's.
+
+    Takes no time without a driver, else about 0.2 s (up to ``OPEN_TIMEOUT_S``) beside the loop. Never raises: see
+    ``note`` and ``trouble``.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if not nvml.driver_present(environment):
+        return Gpus("no NVIDIA driver here: nothing to reclaim")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return Gpus("CUDA_VISIBLE_DEVICES hides all GPUs: nothing to reclaim")
+    gpus = Gpus(on_xid=on_xid)
+    await gpus.open(environment, marker)
+    return gpus
+
+
+def describe_reclaim(outcome: ReclaimOutcome) -> str:
+    """One line for the log: how long it took, and who was killed for it."""
+    text = f"{outcome.reason} ({outcome.elapsed_s:.2f} s, looked {outcome.looks} times)"
+    killed = ", ".join(str(replace(holder, used=None)) for holder in outcome.killed)
+    return f"{text}; killed {killed}, which this run had left behind" if killed else text
