@@ -19,6 +19,8 @@ class CommandKind(enum.Enum):
     """``python -m pkg.train``"""
     BINARY = "binary"
     """``--no-python``: executed as it is"""
+    RUN_PATH = "run-path"
+    """``--run-path``: as :func:`runpy.run_path` does, ``sys.path`` without the script's folder"""
 
 
 class StandbyMode(enum.Enum):
@@ -51,7 +53,10 @@ class CommandConfig:
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """How nodes meet. ``backend`` is ``local``, ``etcd``, ``c10d`` or ``static``."""
+    """How nodes meet. ``backend`` is ``local``, ``etcd``, ``c10d`` or ``static``.
+
+    With ``local``, an empty ``job_id`` asks for a random one and ``master_port`` is set only when it must be this one.
+    """
 
     backend: str = "local"
     endpoint: str = ""
@@ -63,6 +68,8 @@ class RendezvousConfig:
     master_port: int | None = None
     local_addr: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    allow_multiple_agents: bool = False
+    """``--allow-multiple-agents-per-node``"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class WorkersConfig:
     role: str = "default"
     start_method: str = "spawn"
     virtual_local_rank: bool = False
+    gpus: tuple[str, ...] | None = None
+    """CUDA_VISIBLE_DEVICES entries left by ``--gpus``; ``None`` leaves the variable as it was found."""
     numa_binding: str | None = None
     omp_threads: int | None = None
     """Value for OMP_NUM_THREADS where the user has none; ``None`` leaves it unset."""
@@ -174,6 +183,10 @@ class LogConfig:
     prefix_template: str | None = None
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: ``${role_name} ${rank} ${local_rank}``; "" prints no prefix."""
     level: str = "WARNING"
+    max_file_bytes: int = 1 << 30
+    """Size at which the log file of one stream is set aside as ``.1`` and begun anew."""
+    event_log_handler: str = "null"
+    """``console``: events of the run also go to stderr. Anything else: they don't."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""The command line of ``ftlaunch``: arguments and environment in, one frozen configuration out.
+
+click is the parser of what stands before the script and writes the help page; where the script begins is decided
+before (:mod:`.argv`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ftlaunch.launcher import __version__, options, print_config
+from ftlaunch.launcher import argv as argv_scanner
+from ftlaunch.launcher import settings as setting_table
+from ftlaunch.launcher.config import Config
+from ftlaunch.launcher.errors import UsageError
+from ftlaunch.launcher.machine import Machine, this_machine
+from ftlaunch.launcher.resolve import resolve
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A usable command line. ``notes`` are for the user's eyes, one line each; none of them is an error."""
+
+    config: Config
+    notes: tuple[str, ...] = ()
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], machine: Machine | None = None) -> Parsed:
+    """Parse the arguments after the program's name.
+
+    ``--help``, ``--version`` and ``--print-config`` print to stdout and raise ``SystemExit(0)``. Whatever is wrong
+    raises :class:`UsageError` with one line to show. Nothing is spawned, and nothing of the user's is imported.
+    """
+    scanned = argv_scanner.scan(argv)
+    asked = {given.option.name for given in scanned.given}
+    if "help" in asked:
+        _finish(help_page())
+    if "version" in asked:
+        _finish(f"ftlaunch {__version__}\n")
+    values, texts = _parse_options(scanned.given)
+    settings = setting_table.gather(values, texts, environ)
+    config = resolve(settings, scanned.script, scanned.script_args, environ, machine or this_machine())
+    if settings["print-config"]:
+        _finish(print_config.render(settings, config))
+    return Parsed(config, tuple(settings.notes))
+
+
+def help_page() -> str:
+    """The text of ``--help``, options by group, as wide as the terminal."""
+    from ftlaunch.launcher.click_command import build
+
+    command = build()
+    with command.make_context("ftlaunch", []) as context:
+        return command.get_help(context) + "\n"
+
+
+def _parse_options(given: Sequence[argv_scanner.Given]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values and texts of the options on the command line, by name."""
+    if not given:
+        return {}, {}
+    import click
+
+    from ftlaunch.launcher.click_command import build
+
+    named = {item.option.name: item.option for item in given}
+    try:
+        context = build(tuple(named.values())).make_context("ftlaunch", [item.token() for item in given])
+    except click.ClickException as error:
+        raise UsageError(" ".join(error.format_message().split())) from None
+    parts = {name: context.params[name.replace("-", "_")] for name in named}
+    values = {name: _joined(option, parts[name]) for name, option in named.items()}
+    return values, {name: _typed(name, given) for name in named}
+
+
+def _joined(option: options.Option, value: Any) -> Any:
+    return setting_table.joined(option, value) if option.repeatable else value
+
+
+def _typed(name: str, given: Sequence[argv_scanner.Given]) -> str:
+    found = [item for item in given if item.option.name == name]
+    if found[-1].value is None:
+        return "yes"
+    return ",".join(item.value or "" for item in found) if found[0].option.repeatable else found[-1].value
+
+
+def _finish(text: str) -> NoReturn:
+    """Print and end with 0; a reader that has gone away (``| head``) is not an error."""
+    import sys
+
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes again at exit, and would complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
