@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ftlaunch.launcher import options
 from ftlaunch.launcher.options import Option
 from ftlaunch.launcher.settings import parse_value
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    # Only the newest releases of click let it be subscripted.
+    _ParamType = click.ParamType
 
 _INTRO = """Launch SCRIPT in several ranks, watch them, and bring the job back when one of them dies or hangs.
 
@@ -37,7 +43,7 @@ class Command(click.Command):
                 formatter.write_dl(rows)
 
 
-class _Value(click.ParamType):
+class _Value(_ParamType):
     """A value of the table. Errors are the table's own, one line each."""
 
     def __init__(self, option: Option) -> None:

@@ -7,7 +7,6 @@ endpoint on this machine. ``etcd`` is always taken at its word.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 
@@ -269,5 +268,7 @@ def _checked_conf(settings: Settings) -> dict[str, str]:
 
 
 def _close_key(key: str) -> str:
+    import difflib
+
     close = difflib.get_close_matches(key, _NUMERIC | _TEXTUAL, n=1)
     return f"; did you mean {close[0]}?" if close else ""
