@@ -19,7 +19,16 @@ CALL_TIMEOUT_S = 5.0
 _DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
 _LIBRARY = "libnvidia-ml.so.1"
 # The helper imports what the agent imports, from wherever it did; never from the working directory.
-_BOOT = "import sys; sys.path[:] = sys.argv.pop().split(':'); from ftlaunch.launcher.gpu.helper import main; main()"
+_BOOT = """\
+import sys
+sys.path[:] = sys.argv.pop().split(":")
+try:
+    from ftlaunch.launcher.gpu.helper import main
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+    sys.exit(1)
+main()
+"""
 
 
 def driver_present(environment: Mapping[str, str], device_files: Iterable[str] = _DEVICE_FILES) -> bool:
@@ -39,6 +48,7 @@ class NvmlClient:
         self._timeout_s = timeout_s
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._buffer = b""
+        self._last_line = ""
         self._serial = 0
         self._dead = ""
         self._output: bystanders.Output | None = None
@@ -58,7 +68,7 @@ class NvmlClient:
         os.set_blocking(self._child.stdin, False)
         self._output = bystanders.Output(self._child.stdout, self._received)
         self._output.watch()
-        self._output.ended.add_done_callback(lambda _: self._die("the process that asks the NVIDIA driver has ended"))
+        self._output.ended.add_done_callback(self._ended)
 
     async def open(
         self, visible: str | None, order: str, marker: str, timeout_s: float = OPEN_TIMEOUT_S
@@ -116,6 +126,10 @@ class NvmlClient:
     def _received(self, chunk: bytes) -> None:
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         for line in lines:
+            if not line.startswith(b"{"):
+                # A helper that can't start says why.
+                self._last_line = line.decode(errors="replace").strip() or self._last_line
+                continue
             message = json.loads(line)
             if "xid" in message:
                 self._on_xid(XidEvent(**message["xid"]))
@@ -127,6 +141,10 @@ class NvmlClient:
                     waiter.set_exception(kind(message["error"]))
                 else:
                     waiter.set_result(message["value"])
+
+    def _ended(self, _: object) -> None:
+        last = f": {self._last_line}" if self._last_line else ""
+        self._die(f"the process that asks the NVIDIA driver has ended{last}")
 
     def _die(self, reason: str) -> None:
         if self._dead:
@@ -147,7 +165,8 @@ def start_client(
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> NvmlClient:
     """Start a helper; about 1 ms here, 0.1 s until it listens. Raises :class:`SpawnError`."""
-    paths = ":".join(os.path.abspath(path) for path in sys.path if path)
+    # Entries that are no files belong to import hooks, such as those of editable installs.
+    paths = ":".join(os.path.abspath(path) if os.path.exists(path) else path for path in sys.path if path)
     child = bystanders.start([sys.executable, "-c", _BOOT, paths], environment, stdin=True)
     client = NvmlClient(child, on_xid, timeout_s)
     client.watch()

@@ -6,6 +6,7 @@ It ends when its standard input does, so with the agent, also when a driver call
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,7 +33,7 @@ class Helper:
         self._marker = ""
 
     def answer(self, question: Mapping[str, Any]) -> None:
-        """Answer one question. Only a defect raises."""
+        """Answer one question, whatever happens: silence would be taken for a driver that hangs."""
         handler: Callable[..., Any] | None = getattr(self, f"do_{question['op']}", None)
         try:
             if handler is None:
@@ -41,6 +42,9 @@ class Helper:
         except NvmlError as error:
             unavailable = isinstance(error, NvmlUnavailable)
             self._tell({"id": question["id"], "error": str(error), "unavailable": unavailable})
+        except Exception as error:  # noqa: BLE001 - the top level of this thread
+            text = f"{type(error).__name__}: {error}"
+            self._tell({"id": question["id"], "error": text, "unavailable": False})
 
     def do_open(self, visible: str | None, order: str, marker: str) -> dict[str, Any]:
         """Initialise NVML and choose the devices."""
@@ -73,8 +77,9 @@ class Helper:
         return self._nvml
 
     def _report_xids(self) -> None:
-        for event in self._opened().xid_events(self._devices):
-            self._tell({"xid": dataclasses.asdict(event)})
+        with contextlib.suppress(NvmlError):
+            for event in self._opened().xid_events(self._devices):
+                self._tell({"xid": dataclasses.asdict(event)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         self._write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
@@ -86,12 +91,15 @@ def main() -> None:
         # The agent decides when it ends; a signal to the whole job must not look like a dead driver.
         signal.signal(signum, signal.SIG_IGN)
     os.chdir("/")
+    answers = os.dup(1)
+    # What a library prints must not get between the answers.
+    os.dup2(2, 1)
     lock = threading.Lock()
 
     def write(line: bytes) -> None:
         with lock:
             while line:
-                line = line[os.write(1, line) :]
+                line = line[os.write(answers, line) :]
 
     helper = Helper(write)
     for line in sys.stdin.buffer:

@@ -16,6 +16,7 @@ from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Proc
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
 
 _T = TypeVar("_T")
+_EVENT_WAIT_MS = 3_600_000
 _LOST = {
     15: "has fallen off the bus",  # NVML_ERROR_GPU_IS_LOST
     16: "needs a reset before it can be used again",  # NVML_ERROR_RESET_REQUIRED
@@ -63,7 +64,10 @@ class Nvml:
         return tuple(self._health(device) for device in devices)
 
     def xid_events(self, devices: Sequence[Device]) -> Iterator[XidEvent]:
-        """Wait for critical errors of these devices, for ever. Ends at once where none can be told about."""
+        """Wait for critical errors of these devices, for ever. Ends at once where none can be told about.
+
+        Raises :class:`NvmlError` where this driver has no events.
+        """
         by_handle: dict[str, Device] = {}
         events = self._call("nvmlEventSetCreate")
         for device in devices:
@@ -74,7 +78,7 @@ class Nvml:
                 by_handle[uuid] = device
         while by_handle:
             try:
-                data = self._library.nvmlEventSetWait_v2(events, 3_600_000)
+                data = self._library.nvmlEventSetWait_v2(events, _EVENT_WAIT_MS)
                 uuid = self._call("nvmlDeviceGetUUID", data.device)
             except (self._library.NVMLError, NvmlError, Lost) as error:
                 if getattr(error, "value", None) == _TIMEOUT:

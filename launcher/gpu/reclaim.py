@@ -60,7 +60,7 @@ def _judge_device(
         return Judgement(False, (), f"{sample.device} {sample.lost}", hopeless=True)
     listed = sample.processes or ()
     holders = tuple(
-        Holder(process.pid, process.name, True, process.used)
+        Holder(process.pid, process.name or "already dead", True, process.used)
         for process in listed
         if process.pid not in exempt and (process.pid in ours or process.marked)
     )

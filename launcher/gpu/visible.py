@@ -30,7 +30,7 @@ def choose(devices: Sequence[Device], visible: str | None, order: str = "") -> C
     if visible is None:
         return Choice(_expand(gpus, devices))
     words = [word.strip() for word in visible.split(",")]
-    by_index = any(word.isdigit() for word in words)
+    by_index = any(_is_number(word) for word in words)
     if by_index and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
         note = (
             "GPUs of different kinds: without CUDA_DEVICE_ORDER=PCI_BUS_ID the numbers in CUDA_VISIBLE_DEVICES "
@@ -55,8 +55,12 @@ def _invalid(word: str, words: Sequence[str], visible: str) -> str:
     return f"CUDA_VISIBLE_DEVICES={visible}: there is no device {word!r}; it and what follows are not visible"
 
 
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 7
+
+
 def _find(word: str, gpus: Sequence[Device], devices: Sequence[Device]) -> Device | None:
-    if word.isdigit():
+    if _is_number(word):
         return gpus[int(word)] if int(word) < len(gpus) else None
     if word.startswith("MIG-GPU-"):
         return _find_old_mig_name(word, devices)
