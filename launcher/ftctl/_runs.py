@@ -1,0 +1,103 @@
+"""Finding runs and summing them up, from what lies in their directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.ftctl._errors import NotFound
+from ftlaunch.launcher.records import EVENTS_FILE, read_events
+from ftlaunch.launcher.rundir import RUN_FILE, candidate_roots, is_running, list_runs, read_run_file
+
+_STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of ``ftctl runs``. ``state``: running, succeeded, failed, stopped, or lost (the agent vanished)."""
+
+    id: str
+    path: str
+    state: str
+    command: tuple[str, ...]
+    started: str
+    generations: int
+    last_cause: str
+    exit_code: int | None
+
+
+def all_runs(environment: Mapping[str, str] | None = None) -> list[Path]:
+    """All runs of this user, oldest first, wherever runs may be."""
+    roots = candidate_roots(os.environ if environment is None else environment)
+    return sorted((run for root in roots for run in list_runs(root)), key=lambda run: run.name)
+
+
+def find_run(wanted: str | None) -> Path:
+    """The run of this name, or name's beginning, or directory; the newest one for ``None`` and ``latest``.
+
+    Raises :class:`NotFound`, also when several runs begin like that.
+    """
+    runs = all_runs()
+    if wanted is None or wanted == "latest":
+        if not runs:
+            raise NotFound("there are no runs yet")
+        return runs[-1]
+    folder = Path(wanted)
+    if any((folder / name).is_file() for name in (RUN_FILE, EVENTS_FILE)):
+        return folder
+    matches = [run for run in runs if run.name == wanted] or [run for run in runs if run.name.startswith(wanted)]
+    if not matches:
+        raise NotFound(f"no run begins with {wanted!r}; see ftctl runs")
+    if len(matches) > 1:
+        some = ", ".join(run.name for run in matches[-3:])
+        raise NotFound(f"{len(matches)} runs begin with {wanted!r} ({some}, …); give more of the name")
+    return matches[0]
+
+
+def summarise(run: Path) -> RunSummary:
+    """Sum up a run from ``run.json`` and its events; what is missing or broken stays empty."""
+    facts: Mapping[str, Any] = read_run_file(run) or {}
+    generations, cause, code, started = _read_story(run)
+    known = facts.get("exit_code", code)
+    exit_code = known if isinstance(known, int) else None
+    command = facts.get("command")
+    return RunSummary(
+        id=str(facts.get("id") or run.name),
+        path=str(run),
+        state=_state(run, exit_code),
+        command=tuple(map(str, command)) if isinstance(command, list) else (),
+        started=str(facts.get("started") or started),
+        generations=generations,
+        last_cause=cause,
+        exit_code=exit_code,
+    )
+
+
+def _read_story(run: Path) -> tuple[int, str, object, str]:
+    highest, cause, started = -1, "", ""
+    code: object = None
+    try:
+        for event in read_events(run / EVENTS_FILE):
+            started = started or str(event.get("time") or "")
+            generation = event.get("generation")
+            if isinstance(generation, int):
+                highest = max(highest, generation)
+            if event["event"] == "failure_detected":
+                cause = str(event.get("reason") or "")
+            elif event["event"] == "job_finished":
+                code = event.get("exit_code")
+    except OSError:
+        pass
+    return highest + 1, cause, code, started
+
+
+def _state(run: Path, exit_code: int | None) -> str:
+    if exit_code is None:
+        return "running" if is_running(run) else "lost"
+    if exit_code == 0:
+        return "succeeded"
+    return "stopped" if exit_code in _STOPPED else "failed"
