@@ -1,0 +1,62 @@
+"""Memory and processor time of the launcher's side of a job: everything that is neither a rank nor started by one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from support import procfs
+
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a set of processes uses: PSS in MB (10^6 bytes), and percent of one core."""
+
+    processes: int
+    pss_mb: float
+    cpu_percent: float
+
+
+def launcher_side(marker: str, ranks: Iterable[int]) -> set[int]:
+    """Return the processes that carry ``marker`` without the ranks and what they started."""
+    below: set[int] = set()
+    todo = list(ranks)
+    while todo:
+        pid = todo.pop()
+        if pid not in below:
+            below.add(pid)
+            todo.extend(procfs.children(pid))
+    return procfs.carrying(marker) - below
+
+
+def use_of(marker: str, ranks: Iterable[int], window_s: float) -> Use:
+    """Measure the launcher's side: memory once, processor time over ``window_s``."""
+    pids = launcher_side(marker, ranks)
+    pss = sum(map(_pss_bytes, pids)) / 1e6
+    before, began = sum(map(_cpu_s, pids)), time.monotonic()
+    threading.Event().wait(window_s)
+    spent = sum(map(_cpu_s, pids)) - before
+    return Use(len(pids), pss, 100.0 * spent / (time.monotonic() - began))
+
+
+def _pss_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
