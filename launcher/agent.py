@@ -37,7 +37,7 @@ class Crew(Protocol):
 class Narrator(Protocol):
     """Writes what happens: events, incidents, lines for the user."""
 
-    def record(self, action: do.Record) -> None:
+    def record(self, action: do.Record, state: State) -> None:
         """Write one event."""
 
     def conclude(self, action: do.Conclude, state: State) -> None:
@@ -47,12 +47,12 @@ class Narrator(Protocol):
 class Agent:
     """Runs one job on one node until its exit code is known."""
 
-    def __init__(self, state: State, judge: Judge, rendezvous: Rendezvous, crew: Crew, narrator: Narrator) -> None:
+    def __init__(self, state: State, judge: Judge, rendezvous: Rendezvous, narrator: Narrator) -> None:
         self.state = state
         self.story: deque[str] = deque(maxlen=_STORY)
         self._judge = judge
         self._rendezvous = rendezvous
-        self._crew = crew
+        self._crew: Crew | None = None
         self._narrator = narrator
         self._inbox: deque[ev.Event] = deque()
         self._deciding = False
@@ -61,6 +61,10 @@ class Agent:
         self._exit: asyncio.Future[do.Exit] | None = None
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
         self._finish_timeout_s = 300.0
+
+    def employ(self, crew: Crew) -> None:
+        """Who starts and stops the ranks; needs the agent's :meth:`post` itself, so it comes second."""
+        self._crew = crew
 
     def reclaim_with(self, reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]]) -> None:
         """Use this to get GPU memory back; it returns Reclaimed or NodeUnhealthy."""
@@ -76,6 +80,10 @@ class Agent:
         finally:
             for task in self._tasks:
                 task.cancel()
+
+    async def close(self) -> None:
+        """Release the rendezvous; bounded."""
+        await self._rendezvous.close()
 
     def post(self, event: ev.Event) -> None:
         """Hand in an event. Safe to call from within an action: it is queued behind the current one."""
@@ -103,11 +111,9 @@ class Agent:
 
     def _perform(self, action: do.Action) -> None:
         if isinstance(action, do.Record):
-            self._narrator.record(action)
-        elif isinstance(action, do.StopWorkers):
-            self._crew.stop(action)
-        elif isinstance(action, do.StartWorkers):
-            self._crew.start(action.world)
+            self._narrator.record(action, self.state)
+        elif isinstance(action, (do.StopWorkers, do.StartWorkers)):
+            self._direct(action)
         elif isinstance(action, do.Join):
             self._withdraw_leave()
             self._rendezvous.join(action.joining)
@@ -120,6 +126,14 @@ class Agent:
             asyncio.get_running_loop().call_later(delay, self.post, ev.BackoffOver(action.generation))
         else:
             self._perform_long(action)
+
+    def _direct(self, action: do.StartWorkers | do.StopWorkers) -> None:
+        if self._crew is None:
+            raise InvalidTransition("there is nobody to start or stop ranks")
+        if isinstance(action, do.StartWorkers):
+            self._crew.start(action.world)
+        else:
+            self._crew.stop(action)
 
     def _perform_long(self, action: do.Reclaim | do.Leave | do.Exit) -> None:
         if isinstance(action, do.Reclaim):

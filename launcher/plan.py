@@ -10,6 +10,7 @@ import ftlaunch.heartbeat
 from ftlaunch.launcher.config import CommandConfig, Config
 from ftlaunch.launcher.crew import Rank
 from ftlaunch.launcher.environment import worker_environment
+from ftlaunch.launcher.output.files import LogLayout
 from ftlaunch.rendezvous.interface import World
 
 BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
@@ -67,6 +68,7 @@ class Plan:
         lifeline: Lifeline,
         dumps: DumpFiles,
         affinity: Sequence[frozenset[int] | None],
+        layout: LogLayout,
     ) -> None:
         self._config = config
         self._marker = marker
@@ -74,6 +76,7 @@ class Plan:
         self._lifeline = lifeline
         self._dumps = dumps
         self._affinity = affinity
+        self._layout = layout
 
     def ranks(self, world: World) -> list[Rank]:
         """All ranks of this node, by local rank."""
@@ -112,9 +115,11 @@ class Plan:
         )
 
     def _environment(self, world: World, local_rank: int) -> Mapping[str, str]:
+        error_file = self._layout.error_file(world.generation, world.rank_offset + local_rank, local_rank)
         extra = {
             "FTLAUNCH_SOCKET": self._socket_path,
             "FTLAUNCH_MARK": self._marker,
+            "TORCHELASTIC_ERROR_FILE": str(error_file or ""),
             **self.private_environment(local_rank),
         }
         if world.shared.get("resume_from"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import (
@@ -18,7 +19,7 @@ from ftlaunch.launcher.actions import (
     WakeAt,
 )
 from ftlaunch.launcher.exit_codes import from_wait_status
-from ftlaunch.launcher.policy import GenerationRecord
+from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
 from ftlaunch.rendezvous.interface import Joining, Outcome
 
@@ -87,6 +88,7 @@ def start_if_ready(state: State, now: float) -> Step:
         recovery=None,
         manner=None,
         beaten=False,
+        started_at=now,
     )
     return state, (StartWorkers(world),)
 
@@ -121,11 +123,18 @@ def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
         exit_code=failure.exit_code,
         exception=words.exception,
         place=words.place,
-        message=words.message,
+        message=words.message or (failure.reason if failure.kind is ev.FailureKind.REQUEST else ""),
         error_number=words.error_number,
         beaten=progress.beaten or state.beaten,
         step=progress.step,
         ticks=progress.ticks,
         checkpoints=progress.checkpoints,
         checkpoint_step=progress.checkpoint_step,
+        resume_from=_shared(state, "resume_from"),
+        resume_step=_shared(state, "resume_step"),
+        uptime_s=failure.at - state.started_at,
     )
+
+
+def _shared(state: State, name: str) -> Any:
+    return state.world.shared.get(name) if state.world is not None else None

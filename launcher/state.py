@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from ftlaunch.launcher.actions import Manner
 from ftlaunch.launcher.events import Failure, LastWords
-from ftlaunch.launcher.policy import GenerationRecord, Verdict
+from ftlaunch.launcher.generations import GenerationRecord
+from ftlaunch.launcher.policy import Verdict
 from ftlaunch.rendezvous.interface import Outcome, World
 
 
@@ -90,6 +91,8 @@ class State:
     """How workers are being stopped, once they are."""
     signals: int = 0
     beaten: bool = False
+    started_at: float = 0.0
+    """When the generation's workers were started."""
     history: tuple[GenerationRecord, ...] = ()
 
     def with_worker(self, worker: WorkerState) -> State:

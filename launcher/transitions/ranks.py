@@ -52,9 +52,10 @@ def _worker_exited(state: State, event: ev.WorkerExited, now: float, judge: Judg
 def _exited_while_stopping(state: State, event: ev.WorkerExited, now: float, judge: Judge) -> Decision:
     state, record = _note_exit(state, event)
     failure = state.failure
-    if failure is not None and failure.local_rank == event.local_rank and failure.kind is not ev.FailureKind.STALL:
-        # The code of the rank whose last words were the failure; it can only be known now.
-        state = replace(state, failure=replace(failure, exit_code=event.exit_code))
+    if failure is not None and failure.local_rank == event.local_rank and failure.words is not None:
+        # Known only now. A rank that had to be killed while it ended has the code that it announced.
+        code = event.exit_code if event.exit_code >= 0 else failure.words.exit_code
+        state = replace(state, failure=replace(failure, exit_code=code))
     return Decision(state, (record,), f"local rank {event.local_rank} is gone")
 
 

@@ -1,0 +1,35 @@
+"""``ftlaunch``: parse, run, exit with the job's code. Same as ``python -m ftlaunch.launcher``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ftlaunch.launcher.signals import EarlySignals
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    early = EarlySignals()
+    early.install()
+    # After the handlers: these imports take longer than a container needs to be told to stop.
+    from ftlaunch.launcher.errors import FtlaunchError
+
+    try:
+        from ftlaunch.launcher import cli
+
+        parsed = cli.parse(sys.argv[1:], os.environ)
+        from ftlaunch.launcher.job import run_job
+
+        code = run_job(parsed.config, parsed.notes, early)
+    except FtlaunchError as error:
+        sys.stderr.write(f"ftlaunch: {error}\n")
+        code = int(error.exit_code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to do; the interpreter's own teardown would only take time.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""One job on one node: builds the parts, runs the agent, tells how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ftlaunch.launcher import kernel, numa, signals
+from ftlaunch.launcher import actions as do
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.agent import Agent
+from ftlaunch.launcher.config import Config, RestartConfig
+from ftlaunch.launcher.crew import Crew, Rank
+from ftlaunch.launcher.errors import FtlaunchError
+from ftlaunch.launcher.generations import GenerationRecord
+from ftlaunch.launcher.guard import Guard
+from ftlaunch.launcher.hearing import Hearing
+from ftlaunch.launcher.narrator import Narrator, Stopped
+from ftlaunch.launcher.output.console import Console
+from ftlaunch.launcher.output.files import LogLayout, choose_layout
+from ftlaunch.launcher.output.pump import OutputPump
+from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan
+from ftlaunch.launcher.policy import Verdict, judge
+from ftlaunch.launcher.records import EventLog
+from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
+from ftlaunch.launcher.say import Say
+from ftlaunch.launcher.state import State
+
+if TYPE_CHECKING:
+    from ftlaunch.rendezvous.interface import Rendezvous
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job leaves its traces."""
+
+    run: RunDir | None
+    layout: LogLayout
+    events: EventLog
+
+
+class RankOutput:
+    """The crew's view of the output pump."""
+
+    def __init__(self, pump: OutputPump, role: str) -> None:
+        self._pump = pump
+        self._role = role
+
+    def attach(self, rank: Rank) -> tuple[int, int]:
+        """Pipes for a rank that is about to be spawned."""
+        pipes = self._pump.attach(rank.generation, rank.rank, rank.local_rank, self._role)
+        return pipes.stdout_fd, pipes.stderr_fd
+
+    async def drained(self, generation: int) -> None:
+        """Everything that dead ranks wrote is where it belongs."""
+        await self._pump.drained(generation)
+
+
+def open_place(config: Config, say: Say) -> Place:
+    """Make the run directory and choose the log layout. Raises :class:`UsageError` for what the user named."""
+    job = config.rendezvous.job_id or os.path.basename(config.command.target)
+    run, problem = open_run_dir(config.logs.run_dir, config.environment, job)
+    if problem:
+        say.warning(problem)
+    layout = choose_layout(config.logs.log_dir, run.path if run else None, config.rendezvous.job_id)
+    return Place(run, layout, EventLog(run.events if run else None, say.warning))
+
+
+def run_job(config: Config, notes: Sequence[str], early: signals.EarlySignals) -> int:
+    """Run the job to its end and return the agent's exit code.
+
+    Raises :class:`FtlaunchError` for what is found wrong before anything was spawned.
+    """
+    from ftlaunch.launcher.output.console import ensure_standard_fds
+    from ftlaunch.launcher.say import speak
+
+    ensure_standard_fds()
+    kernel.require_pidfd()
+    console = Console()
+    say = speak(console, config.logs.level)
+    report = ""
+    try:
+        for note in notes:
+            say.notice(note)
+        place = open_place(config, say)
+        job = Job(config, console, say, place, early)
+        code, report = asyncio.run(job.run())
+        return code
+    finally:
+        console.finish(report)
+
+
+class Job:
+    """The parts of one run, and their order of construction and release."""
+
+    def __init__(
+        self, config: Config, console: Console, say: Say, place: Place, early: signals.EarlySignals
+    ) -> None:
+        self.config = config
+        self.say = say
+        self.place = place
+        self.early = early
+        self.marker = secrets.token_hex(16)
+        self.pump = OutputPump(console, config.logs, place.layout)
+        self.lifeline = Lifeline()
+        self.dumps = DumpFiles(config.workers.nproc)
+
+    async def run(self) -> tuple[int, str]:
+        """Returns the exit code and the failure report, empty after a success."""
+        hearing = Hearing(self.config.heartbeat, self.say)
+        guard = Guard(self.marker, hearing.runtime_dir)
+        try:
+            return await self._run_with(hearing, guard)
+        finally:
+            self.pump.close()
+            hearing.close()
+            self.place.events.close()
+            self.dumps.close()
+            self.lifeline.close()
+            guard.dismiss()
+
+    async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
+        agent, crew, narrator = self._build(hearing)
+        self._settle_in(crew, guard)
+        signals.attach(asyncio.get_running_loop(), self._signals(), lambda s: agent.post(ev.SignalReceived(s)))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, partial(_on_child, crew, guard, hearing))
+        hearing.start(agent.post, crew)
+        for signum in self.early.received:
+            asyncio.get_running_loop().call_soon(agent.post, ev.SignalReceived(signum))
+        try:
+            end = await agent.run()
+        finally:
+            await agent.close()
+        return self._conclude(end, agent.state, narrator, crew)
+
+    def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator]:
+        binding = numa.affinity(self.config)
+        for note in binding.notes:
+            self.say.warning(note)
+        plan = Plan(
+            self.config, self.marker, hearing.socket_path, self.lifeline, self.dumps, binding.cpus, self.place.layout
+        )
+        narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
+        rendezvous = make_rendezvous(self.config)
+        agent = Agent(
+            State(slots=self.config.workers.nproc),
+            partial(_judge, self.config.restarts),
+            rendezvous,
+            narrator,
+        )
+        output = RankOutput(self.pump, self.config.workers.role)
+        crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
+        agent.employ(crew)
+        hearing.use_dumps(self.dumps, narrator.add_evidence)
+        return agent, crew, narrator
+
+    def _settle_in(self, crew: Crew, guard: Guard) -> None:
+        if not kernel.become_subreaper():
+            self.say.warning("this system allows no child subreaper: processes that leave their rank may be missed")
+        try:
+            guard.start()
+        except OSError as error:
+            self.say.warning(f"no guardian ({error.strerror}): if the agent is killed, ranks' own children may live on")
+        if guard.pid is not None:
+            crew.helpers.add(guard.pid)
+        if self.place.run is not None:
+            self._describe(self.place.run)
+
+    def _describe(self, run: RunDir) -> None:
+        command = self.config.command
+        run.describe(
+            {
+                "id": run.run_id,
+                **owner_facts(this_owner(os.uname().nodename)),
+                "job": self.config.rendezvous.job_id,
+                "command": redact([command.target, *command.args]),
+                "nproc": self.config.workers.nproc,
+                "logs": str(self.place.layout.root or ""),
+            },
+            self.say.warning,
+        )
+        point_latest(run)
+
+    def _signals(self) -> Collection[int]:
+        return self.config.stop.signals or signals.DEFAULT_SIGNALS
+
+    def _conclude(self, end: do.Exit, state: State, narrator: Narrator, crew: Crew) -> tuple[int, str]:
+        from ftlaunch.launcher import ending
+
+        self.pump.close()
+        run = self.place.run
+        if run is not None:
+            run.describe({"finished": True, "exit_code": end.exit_code, "reason": end.reason}, self.say.warning)
+        if end.exit_code == 0 or narrator.failure is None or state.failure is None:
+            return end.exit_code, ""
+        return ending.report(self, end, state, narrator)
+
+
+def make_rendezvous(config: Config) -> Rendezvous:
+    """The backend that the configuration names."""
+    from ftlaunch.rendezvous.local import LocalRendezvous
+
+    meeting = config.rendezvous
+    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port)
+
+
+def _judge(config: RestartConfig, history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+    return judge(history, now, config, random.random())
+
+
+def _stopped(crew: Crew) -> Stopped:
+    teardown = crew.teardown
+    return Stopped(teardown.killed, teardown.asked) if teardown is not None else Stopped()
+
+
+def _on_child(crew: Crew, guard: Guard, hearing: Hearing) -> None:
+    """SIGCHLD: a child died, stopped or went on."""
+    before = guard.pid
+    with contextlib.suppress(OSError):
+        if guard.check() and guard.pid is not None:
+            crew.helpers.discard(before or 0)
+            crew.helpers.add(guard.pid)
+    crew.reap()
+    hearing.children_changed()
+
+
+__all__ = ["FtlaunchError", "Job", "make_rendezvous", "open_place", "run_job"]

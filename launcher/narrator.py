@@ -1,0 +1,174 @@
+"""Tells what happens: every event to ``events.jsonl``, every incident to its file, a few lines to the user."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ftlaunch.launcher import actions as do
+from ftlaunch.launcher import clock
+from ftlaunch.launcher.events import Failure, FailureKind
+from ftlaunch.launcher.records import EventLog
+from ftlaunch.launcher.rundir import RunDir
+from ftlaunch.launcher.say import Say
+from ftlaunch.launcher.state import State, WorkerState
+
+if TYPE_CHECKING:
+    from ftlaunch.launcher.incident import FailureCause, Incident, Moment, RankEnd
+
+PHASES = (
+    "failure_detected",
+    "workers_stopped",
+    "gpu_reclaimed",
+    "rendezvous_completed",
+    "workers_started",
+    "training_resumed",
+)
+"""The moments of a recovery, as in design and docs."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Which leaders got which signal from us in the generation's teardown."""
+
+    killed: Collection[int] = ()
+    asked: Collection[int] = ()
+
+
+class Narrator:
+    """Owns the current incident: begun when a generation fails, completed as the next one gets going."""
+
+    def __init__(self, events: EventLog, run: RunDir | None, say: Say, stopped: Callable[[], Stopped]) -> None:
+        self.incident: Incident | None = None
+        self.failure: Failure | None = None
+        self.evidence: tuple[str, ...] = ()
+        self._events = events
+        self._run = run
+        self._say = say
+        self._stopped = stopped
+        self._moments: dict[str, float] = {}
+
+    def record(self, action: do.Record, state: State) -> None:
+        """Write one event, and one line for the user where it says so."""
+        rank = _global_rank(state, action.local_rank)
+        fields = dict(action.fields)
+        if action.local_rank is not None:
+            fields["local_rank"] = action.local_rank
+        self._events.write(
+            action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields
+        )
+        if action.say:
+            self._say.notice(action.reason)
+        if action.name in PHASES:
+            self._note_moment(action)
+        if action.name == "workers_stopped":
+            self._complete(_rank_ends(state, self._stopped()))
+
+    def conclude(self, action: do.Conclude, state: State) -> None:
+        """The generation's fate is decided: begin its incident and tell the user."""
+        from ftlaunch.launcher.incident import Incident
+
+        failure = action.failure
+        self.failure = failure
+        decision = "restart" if action.restart else "stop"
+        cause = self._cause(failure, state)
+        self.incident = Incident(
+            failure.generation, cause, decision, action.reason, time=clock.wall(), timeline=self._timeline()
+        )
+        self._events.write(
+            "decided", generation=failure.generation, rank=cause.rank, reason=action.reason, decision=decision
+        )
+        self._write()
+        self._say.notice(f"{_subject(cause)} {failure.reason}; {action.reason}")
+
+    def add_evidence(self, blocks: tuple[str, ...]) -> None:
+        """Stacks and the like, collected before the ranks were stopped."""
+        self.evidence += blocks
+        if self.incident is not None:
+            cause = replace(self.incident.cause, evidence=self.incident.cause.evidence + blocks)
+            self.incident = replace(self.incident, cause=cause)
+            self._write()
+
+    def _cause(self, failure: Failure, state: State) -> FailureCause:
+        from ftlaunch.launcher.incident import cause_of
+
+        worker = state.workers.get(failure.local_rank) if failure.local_rank is not None else None
+        return cause_of(
+            failure,
+            rank=_global_rank(state, failure.local_rank),
+            pid=worker.pid if worker is not None and worker.pid else None,
+            host=os.uname().nodename,
+            evidence=self.evidence,
+        )
+
+    def _note_moment(self, action: do.Record) -> None:
+        at = clock.monotonic()
+        if action.name == "failure_detected":
+            self._moments = {"failed": float(action.fields.get("at", at))}
+            self.evidence = ()
+        self._moments[action.name] = at
+        if action.name == "training_resumed" and "failed" in self._moments:
+            self._say.notice(f"training goes on, {at - self._moments['failed']:.2f} s after the failure")
+        if action.name in ("workers_started", "training_resumed") and self.incident is not None:
+            self.incident = replace(self.incident, timeline=self._timeline())
+            self._write()
+
+    def _complete(self, ends: tuple[RankEnd, ...]) -> None:
+        incident = self.incident
+        if incident is None or self.failure is None:
+            return
+        code = next((end.exit_code for end in ends if end.local_rank == incident.cause.local_rank), None)
+        if code is not None and code >= 0 and self.failure.kind is not FailureKind.STALL:
+            incident = replace(incident, cause=replace(incident.cause, exit_code=code))
+        self.incident = replace(incident, consequences=ends, timeline=self._timeline())
+        self._write()
+
+    def _timeline(self) -> tuple[Moment, ...]:
+        from ftlaunch.launcher.incident import Moment
+
+        return tuple(Moment(name, at) for name, at in self._moments.items())
+
+    def _write(self) -> None:
+        from ftlaunch.launcher.incident import write_incident
+
+        if self._run is not None and self.incident is not None:
+            with contextlib.suppress(OSError):
+                # events.jsonl has the facts as well, and has complained already if the disk is full.
+                write_incident(self._run.incidents, self.incident)
+
+
+def _global_rank(state: State, local_rank: int | None) -> int | None:
+    if local_rank is None or state.world is None:
+        return None
+    return state.world.rank_offset + local_rank
+
+
+def _subject(cause: FailureCause) -> str:
+    if cause.rank is None:
+        return "generation ends:"
+    return f"rank {cause.rank}" + (f" (pid {cause.pid})" if cause.pid is not None else "")
+
+
+def _rank_ends(state: State, stopped: Stopped) -> tuple[RankEnd, ...]:
+    """How each rank ended. A rank that was asked and ended with 0 or by that signal was stopped by us as well."""
+    return tuple(_rank_end(state, worker, stopped) for worker in state.workers.values())
+
+
+def _rank_end(state: State, worker: WorkerState, stopped: Stopped) -> RankEnd:
+    from ftlaunch.launcher.incident import RankEnd
+
+    killed = worker.pid in stopped.killed and worker.exit_code == -9
+    asked = worker.pid in stopped.asked and not killed
+    return RankEnd(
+        rank=_global_rank(state, worker.local_rank) or 0,
+        local_rank=worker.local_rank,
+        host=os.uname().nodename,
+        pid=worker.pid or None,
+        exit_code=worker.exit_code,
+        at=worker.exited_at,
+        stopped_by_launcher=killed or asked,
+        how="SIGKILL" if killed else "SIGTERM" if asked else "",
+    )
