@@ -28,9 +28,11 @@ class Kind(enum.IntEnum):
     """What a message says."""
 
     HELLO = 1
-    """The worker is up; payload ``pid``, ``phase`` (``start``, ``import``, ``script``)."""
+    """The worker is up; payload ``pid``, ``phase``: ``start`` (bootstrap), ``script`` (about to run the user's code),
+    ``import`` (torch.optim is loaded and hooked: ticks may be expected)."""
     BEAT = 2
-    """Progress. Payload empty, or ``info`` (what the script passed) and/or ``sections`` after a lost section message."""
+    """Progress told by the script. Payload empty, or ``info`` (what the script passed) and/or ``sections`` after a lost
+    section message."""
     SECTION = 3
     """The stack of open sections changed; payload ``sections``: list of names, outermost first."""
     LAST_WORDS = 4
@@ -38,9 +40,14 @@ class Kind(enum.IntEnum):
     REQUEST = 5
     """``what``: ``restart`` or ``stop``; ``reason``."""
     CHECKPOINT = 6
-    """A checkpoint is complete; payload ``path`` (may be empty) and ``source`` (``torch.save``, ``dcp``, ``script``)."""
+    """A checkpoint is complete; payload ``path`` (may be empty), ``source`` (``torch.save``, ``dcp``, ``script``) and
+    ``step``: the last one the script told before it was saved, or null."""
     MODULES = 7
-    """Installed modules loaded by the first step, in order; payload ``names``; deflated."""
+    """Installed modules loaded by the first step, in order; payload ``names``, and ``environment``: what the script
+    changed in its environment until then (``null``: removed); deflated."""
+    TICK = 8
+    """Progress noticed by a hook, not told by the script: ``step`` is the number of optimizer steps of this process so
+    far, not the script's own step. Never sent after the first BEAT."""
 
 
 @dataclass(frozen=True)

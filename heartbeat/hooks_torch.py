@@ -1,0 +1,119 @@
+"""What is done to torch once it is imported. Only its public functions are touched, signatures kept."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ftlaunch.heartbeat.client import CHECKPOINT, CLIENT
+from ftlaunch.heartbeat.harmless import Harmless
+
+_MAX_PATH = 4096
+_Function = Callable[..., Any]
+_torch: Any = None
+
+
+def hook_optimizer(module: ModuleType) -> None:
+    """Count the steps of all optimizers."""
+    global _torch
+    _torch = module.torch
+    module.register_optimizer_step_post_hook(_after_step)
+    CLIENT.hello("import")
+
+
+def _after_step(optimizer: object, args: object, kwargs: object) -> None:
+    # Under torch.compile this function is traced: a send would break the graph.
+    if not _torch.compiler.is_compiling():
+        CLIENT.tick()
+
+
+def hook_serialization(module: ModuleType) -> None:
+    """``torch.save`` and ``torch.load``; ``torch`` itself imports them from here afterwards."""
+    module.save = _in_section(module.save, "checkpoint", _saved_by_torch)  # type: ignore[attr-defined]
+    module.load = _in_section(module.load, "checkpoint")  # type: ignore[attr-defined]
+
+
+def hook_process_group(module: ModuleType) -> None:
+    """``init_process_group``."""
+    module.init_process_group = _in_section(module.init_process_group, "init")  # type: ignore[attr-defined]
+
+
+def hook_distributed_save(module: ModuleType) -> None:
+    """``torch.distributed.checkpoint.save`` and ``async_save``."""
+    module.save = _in_section(module.save, "checkpoint", _saved_distributed)  # type: ignore[attr-defined]
+    module.async_save = _in_section(module.async_save, "checkpoint", _saving_distributed)  # type: ignore[attr-defined]
+
+
+def hook_distributed_load(module: ModuleType) -> None:
+    """``torch.distributed.checkpoint.load``."""
+    module.load = _in_section(module.load, "checkpoint")  # type: ignore[attr-defined]
+
+
+def hook_safetensors(module: ModuleType) -> None:
+    """Weights written and read by Hugging Face libraries: a section, but not a checkpoint by themselves."""
+    for name in ("save_file", "load_file", "save_model", "load_model"):
+        if hasattr(module, name):
+            setattr(module, name, _in_section(getattr(module, name), "checkpoint"))
+
+
+HOOKS: dict[str, Callable[[ModuleType], None]] = {
+    "torch.optim.optimizer": hook_optimizer,
+    "torch.serialization": hook_serialization,
+    "torch.distributed.distributed_c10d": hook_process_group,
+    "torch.distributed.checkpoint.state_dict_saver": hook_distributed_save,
+    "torch.distributed.checkpoint.state_dict_loader": hook_distributed_load,
+    "safetensors.torch": hook_safetensors,
+}
+
+
+def _in_section(function: _Function, name: str, saved: _Function | None = None) -> _Function:
+    """Wrap so that each call is a section; ``saved(arguments, keywords, result)`` is called after a success."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        nested = name in CLIENT.sections
+        CLIENT.open_section(name)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            CLIENT.close_section(name)
+        if saved is not None and not nested:
+            with Harmless():
+                saved(args, kwargs, result)
+        return result
+
+    return wrapper
+
+
+def _saved_by_torch(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+    target = kwargs.get("f", args[1] if len(args) > 1 else None)
+    if isinstance(target, (str, os.PathLike)):
+        _tell("torch.save", os.fspath(target), CLIENT.step)
+
+
+def _saved_distributed(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
+    _tell("dcp", _distributed_path(kwargs), CLIENT.step)
+
+
+def _saving_distributed(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    path, step = _distributed_path(kwargs), CLIENT.step
+    future = getattr(result, "upload_completion", result)
+    future.add_done_callback(lambda done: None if _failed(done) else _tell("dcp", path, step))
+
+
+def _failed(done: Any) -> bool:
+    return done.cancelled() or done.exception() is not None
+
+
+def _distributed_path(kwargs: dict[str, Any]) -> str:
+    place = kwargs.get("checkpoint_id")
+    if place is None:
+        place = getattr(kwargs.get("storage_writer"), "path", "")
+    return os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
+
+
+def _tell(source: str, path: str | bytes, step: int | None) -> None:
+    CLIENT.tell(CHECKPOINT, {"source": source, "path": os.fsdecode(path)[:_MAX_PATH], "step": step})

@@ -1,0 +1,29 @@
+"""Python stacks of a stuck worker, on demand: faulthandler on a reserved real-time signal.
+
+The dump is made in C in the signal handler, so it works while the main thread spins or sits in a system call, and
+needs neither the interpreter lock nor a cooperating script. It goes to the descriptor that the agent passed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from _signal import SIGRTMAX  # type: ignore[import-not-found] # signal itself would import enum
+
+DUMP_SIGNAL: int = SIGRTMAX - 5
+"""Far from both ends of the range, where libraries look first."""
+
+
+def register(fd: int) -> bool:
+    """Have DUMP_SIGNAL write the stacks of all threads to ``fd``; False when that cannot be arranged."""
+    try:
+        faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
+    except (OSError, RuntimeError, ValueError, AttributeError):
+        return False
+    return True
+
+
+def is_armed(caught_signals: int) -> bool:
+    """Whether a worker with this ``SigCgt`` mask (``/proc/<pid>/status``) will dump. The agent must ask before it
+    sends DUMP_SIGNAL: a process without the handler (still starting, or executed by ``--no-python``) would die of it.
+    """
+    return bool(caught_signals >> (DUMP_SIGNAL - 1) & 1)

@@ -1,0 +1,355 @@
+"""A warm worker: imports what the ranks will need, waits, and becomes a rank when it is told to.
+
+Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH_STANDBY_FD``:
+
+* agent: ``{"preload": [names], "environment": {name: value or null}, "pace": {"share": 0.2, "cpus": [3]},
+  "exclude": [names], "cuda": false}``, once. ``environment`` is what the script changes before its imports;
+  ``share`` of a core that importing may use; ``cpus`` to stay on meanwhile.
+* standby: ``{"ready": number of modules, "failed": {name: why}}``. With ``"unfit": why`` it ends by itself: one of the
+  modules, named in ``failed``, did something at import that a rank must not inherit, and has to be excluded.
+* agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, at any time. Importing goes on unpaced to the end
+  of the module at hand, the rest is skipped.
+
+The agent's end of the connection closed means that nobody will need this process: it ends. What a standby cannot make
+look like a cold start (an environment variable that was read in C, a module of the script's folder with the name of a
+preloaded one) is started cold in its place, by exec: same process, same order, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from _socket import socket
+from select import POLLIN, poll
+from time import process_time
+
+from ftlaunch.heartbeat import hooks, idle, run_main, worker
+from ftlaunch.heartbeat.client import CLIENT, high_descriptor
+from ftlaunch.heartbeat.deathpipe import call_libc
+from ftlaunch.heartbeat.harmless import Harmless
+from ftlaunch.heartbeat.warm import Environ, WarmStart
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+FIXED_AT_START = (
+    *("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_TUNABLES", "FTLAUNCH_HOOKS"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
+)
+"""Variables read by the interpreter or by libraries in C, with no way to have them read again."""
+_SLICE_S = 0.01
+_MAX_PAUSE_S = 1.0
+_CHUNK = 1 << 16
+
+
+class Channel:
+    """The connection to the agent."""
+
+    def __init__(self, fd: int) -> None:
+        from ftlaunch.heartbeat import frames
+
+        self._socket = socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._encode = frames.encode
+        self._reader = frames.FrameReader()
+        self._waiting: list[dict[str, Any]] = []
+        self._error = frames.FrameError
+
+    def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
+        """The next message; None when none came within the limit. Ends the process at end of file."""
+        readable = poll()
+        readable.register(self._socket, POLLIN)
+        while not self._waiting:
+            if not readable.poll(None if limit_s is None else limit_s * 1000):
+                return None
+            self._waiting += self._read()
+        return self._waiting.pop(0)
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        try:
+            return self._reader.feed(data)
+        except self._error as error:
+            print(f"ftlaunch: standby cannot understand its agent: {error}", file=sys.stderr)
+            os._exit(1)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send whole. Ends the process when the agent is gone."""
+        try:
+            self._socket.sendall(self._encode(message))
+        except OSError:
+            os._exit(0)
+
+    def close(self) -> None:
+        """The order came: nothing more will."""
+        self._socket.close()
+
+
+class Pacer:
+    """Finds no module, but is asked at every import: pauses there so that the ranks at work are not disturbed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.order: dict[str, Any] | None = None
+        self._channel = channel
+        self._share = 1.0
+        self._cpus = os.sched_getaffinity(0)
+        self._mark = process_time()
+
+    def slow_down(self, pace: dict[str, Any]) -> None:
+        """From now on use this share of a core, on these CPUs."""
+        share = pace.get("share", 1.0)
+        self._share = min(1.0, max(0.01, share)) if isinstance(share, (int, float)) else 1.0
+        if pace.get("cpus"):
+            self._bind(pace["cpus"])
+
+    def stop(self, order: dict[str, Any] | None) -> None:
+        """The order is here, or there is nothing left to import: full speed, all CPUs."""
+        self.order = order
+        self._share = 1.0
+        self._bind(self._cpus)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Always None, perhaps after a pause."""
+        used = process_time() - self._mark
+        if self._share < 1.0 and used >= _SLICE_S:
+            message = self._channel.receive(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
+            if message is not None and "go" in message:
+                self.stop(message["go"])
+            self._mark = process_time()
+        return None
+
+    @staticmethod
+    def _bind(cpus: Any) -> None:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except (OSError, ValueError, TypeError):
+            # Another cpuset by now: not worth a word, the CPUs of the cpuset are what we get.
+            return
+
+
+class Surroundings:
+    """What a process can change about itself and an order must find as it was."""
+
+    def __init__(self) -> None:
+        self.environment = dict(os.environ)
+        self._umask = os.umask(0o77)
+        os.umask(self._umask)
+        self._limits = {number: resource.getrlimit(number) for number in _limit_numbers()}
+        self._outputs: list[tuple[int, int]] = []
+
+    def mute(self) -> None:
+        """Send what modules print at import nowhere: a standby is no rank, and has no place in its output."""
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for fd in (1, 2):
+            try:
+                if not os.isatty(fd):
+                    self._outputs.append((fd, high_descriptor(os.dup(fd))))
+                    os.dup2(null, fd)
+            except OSError:
+                # Closed: there is no output to keep clean.
+                continue
+        os.close(null)
+
+    def restore(self) -> None:
+        """Put everything back that does not need the modules."""
+        for stream in (sys.stdout, sys.stderr):
+            with Harmless():
+                stream.flush()
+        # What C code has printed lies in a buffer of its own.
+        call_libc("fflush", 0)
+        for fd, kept in self._outputs:
+            os.dup2(kept, fd)
+            os.close(kept)
+        self._outputs.clear()
+        os.umask(self._umask)
+        for number, limit in self._limits.items():
+            if resource.getrlimit(number) != limit:
+                resource.setrlimit(number, limit)
+
+
+def _limit_numbers() -> list[int]:
+    return [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+class Preloader:
+    """Imports the modules of one list."""
+
+    def __init__(self, request: dict[str, Any], pacer: Pacer) -> None:
+        self.loaded = 0
+        self.failed: dict[str, str] = {}
+        self.unfit = ""
+        self._names = [name for name in request.get("preload", ()) if isinstance(name, str)]
+        self._denied = idle.Denied(request.get("exclude", ()))
+        self._watch = idle.Watch(allow_devices=bool(request.get("cuda")))
+        self._pacer = pacer
+
+    def run(self, environ: Environ) -> None:
+        """Import one after the other until all are there, an order comes or one of them is unfit."""
+        for name in self._names:
+            if self._pacer.order is not None:
+                return
+            if name in sys.modules:
+                self.loaded += 1
+            elif self._denied.covers(name):
+                self.failed[name] = "not imported ahead: on the list of modules that act at import"
+            else:
+                self._load(name)
+                self.unfit = self._watch.difference(environ.seen)
+                if self.unfit:
+                    self.failed[name] = self.unfit
+                    return
+
+    def _load(self, name: str) -> None:
+        try:
+            __import__(name)
+            self.loaded += 1
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - modules exit, too
+            self.failed[name] = f"{type(error).__name__}: {error}"[:300]
+
+
+def wait_for_order() -> worker.Order:
+    """Preload and wait. Returns what to run once everything looks as if nothing had happened."""
+    surroundings = Surroundings()
+    ties = worker.take_ties()
+    fd = os.environ.pop("FTLAUNCH_STANDBY_FD", "")
+    if not fd.isdecimal():
+        print("ftlaunch: a standby is started by the agent: FTLAUNCH_STANDBY_FD is missing", file=sys.stderr)
+        sys.exit(2)
+    worker.tie(ties)
+    CLIENT.silence()
+    hooks.install()
+    warm = WarmStart()
+    channel = Channel(high_descriptor(int(fd)))
+    surroundings.mute()
+    given, seen, learned = _prepare(channel, warm)
+    surroundings.restore()
+    channel.close()
+    order = worker.Order(str(given["kind"]), str(given["target"]), [str(each) for each in given.get("args", ())])
+    environment = {str(key): str(value) for key, value in given["environment"].items()}
+    _change_folder(given.get("cwd"))
+    seen = {key: value for key, value in seen.items() if key not in learned}
+    if _why_cold(order, environment, surroundings.environment, seen, warm):
+        _start_cold(order, environment, ties)
+    _set_environment(environment)
+    worker.bind(worker.take_ties().affinity)
+    os.environ.pop("FTLAUNCH_STANDBY_FD", None)
+    warm.chill()
+    return order
+
+
+def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], dict[str, str | None], dict[str, Any]]:
+    """Everything up to the order: returns it, what was read from the environment, and what was learned for it."""
+    request = channel.receive() or {}
+    pacer = Pacer(channel)
+    if "go" in request:
+        return request["go"], {}, {}
+    learned = request.get("environment", {})
+    _apply(learned)
+    environ: Any = os.environ
+    plain = type(environ)
+    environ.__class__ = Environ
+    environ.begin()
+    pacer.slow_down(request.get("pace", {}))
+    sys.meta_path.insert(0, pacer)
+    preloader = Preloader(request, pacer)
+    preloader.run(environ)
+    sys.meta_path.remove(pacer)
+    seen, warm.environment_writes = environ.end()
+    environ.__class__ = plain
+    pacer.stop(pacer.order)
+    report: dict[str, Any] = {"ready": preloader.loaded, "failed": preloader.failed}
+    if preloader.unfit:
+        channel.send({**report, "unfit": preloader.unfit})
+        os._exit(0)
+    if pacer.order is None:
+        channel.send(report)
+    while pacer.order is None:
+        pacer.order = (channel.receive() or {}).get("go")
+    return pacer.order, seen, learned
+
+
+def _apply(changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = str(value)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    for key in list(os.environ):
+        if key not in wanted:
+            del os.environ[key]
+    for key, value in wanted.items():
+        if os.environ.get(key) != value:
+            os.environ[key] = value
+
+
+def _change_folder(path: object) -> None:
+    if not isinstance(path, str):
+        return
+    try:
+        os.chdir(path)
+    except OSError as error:
+        print(f"ftlaunch: cannot enter the working directory {path!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _why_cold(
+    order: worker.Order,
+    environment: dict[str, str],
+    at_start: dict[str, str],
+    seen: dict[str, str | None],
+    warm: WarmStart,
+) -> str:
+    """Why this process cannot pass for a cold start of the order; "" when it can."""
+    if order.kind == "binary":
+        return "not Python"
+    for key in sorted(at_start.keys() | environment.keys()):
+        if key.startswith(FIXED_AT_START) and at_start.get(key) != environment.get(key):
+            return f"{key} is another one"
+    for key, value in seen.items():
+        if environment.get(key) != value:
+            return f"{key} was read at import and is another one"
+    shadowed = _modules_in(run_main.first_path_entry(order.kind, order.target)) & {
+        name.partition(".")[0] for name in warm.preloaded()
+    }
+    return f"the script has its own {min(shadowed)}" if shadowed else ""
+
+
+def _modules_in(folder: str | None) -> set[str]:
+    """Top-level names that a folder (or zip file) on ``sys.path`` would provide."""
+    try:
+        names = os.listdir(folder) if folder else []
+    except OSError:
+        # A zip file, or nothing: then nothing is imported from there by name before the script itself.
+        return set()
+    return {name.partition(".")[0] for name in names}
+
+
+def _start_cold(order: worker.Order, environment: dict[str, str], ties: worker.Ties) -> NoReturn:
+    passed = {"FTLAUNCH_DEATH_FD": ties.death_fd, "FTLAUNCH_DUMP_FD": ties.dump_fd}
+    for key, fd in passed.items():
+        environment.pop(key, None)
+        if fd is not None:
+            os.set_inheritable(fd, True)
+            environment[key] = str(fd)
+    if ties.agent_pid is not None:
+        environment["FTLAUNCH_AGENT_PID"] = str(ties.agent_pid)
+    environment.pop("FTLAUNCH_STANDBY_FD", None)
+    command = [*sys.orig_argv[: len(sys.orig_argv) - 1], order.kind, order.target, *order.arguments]
+    os.execve(sys.executable, command, environment)
