@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,19 +66,19 @@ def choose_layout(log_dir: str | None, run_dir: Path | None, rdzv_id: str) -> Lo
     safe_id = (rdzv_id or "none").replace("/", "_").replace("\0", "_")[:100]
     try:
         os.makedirs(log_dir, exist_ok=True)
-        made = tempfile.mkdtemp(prefix=f"{safe_id}_", dir=os.path.abspath(log_dir))
-        # mkdtemp makes it private; log directories are read by others.
-        os.chmod(made, 0o777 & ~_umask())
+        made = _make_new(os.path.join(os.path.abspath(log_dir), safe_id))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"--log-dir {log_dir}: {reason}; give a directory that can be written") from None
     return LogLayout(Path(made), like_torchrun=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _make_new(stem: str) -> str:
+    while True:
+        folder = f"{stem}_{os.urandom(4).hex()}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+            return folder
 
 
 class LogFile:
