@@ -95,13 +95,50 @@ class Judged:
         return record.resume_from is not None and own and not stepped and not self.port_taken and not is_passing(record)
 
 
+@dataclass(frozen=True)
+class Marks:
+    """How far a job ever came; -1 for nowhere."""
+
+    step: int = -1
+    saved: int = -1
+    ticks: int = 0
+    told: bool = False
+    """The script tells its steps or saves so that we notice: optimizer steps then prove nothing."""
+
+    def beyond(self, record: GenerationRecord) -> Marks:
+        """The marks after one more generation."""
+        return Marks(
+            step=max(self.step, -1 if record.step is None else record.step),
+            saved=max(self.saved, -1 if record.checkpoint_step is None else record.checkpoint_step),
+            ticks=max(self.ticks, record.ticks),
+            told=self.told or record.step is not None or record.checkpoints > 0 or record.checkpoint_step is not None,
+        )
+
+    def passed_by(self, record: GenerationRecord) -> str:
+        """How the generation came further than these marks; empty when it did not."""
+        if record.step is not None and record.step > self.step:
+            return f"it reached step {record.step}" + (f", before {self.step}" if self.step >= 0 else "")
+        if record.checkpoint_step is not None and record.checkpoint_step > self.saved:
+            return f"it saved step {record.checkpoint_step}" + (f", before {self.saved}" if self.saved >= 0 else "")
+        if record.checkpoint_step is None and record.checkpoints > 0:
+            return f"it saved {record.checkpoints} checkpoint{plural(record.checkpoints)}"
+        if not self.beyond(record).told and record.ticks > self.ticks:
+            before = f", before {self.ticks}" if self.ticks else ""
+            return f"it made {record.ticks} optimizer step{plural(record.ticks)}{before}"
+        return ""
+
+
 def replay(history: Sequence[GenerationRecord]) -> tuple[Judged, ...]:
-    """Judge every generation by those before it."""
+    """Judge every generation by those before it. Takes time in proportion to the length of the history."""
     judged: list[Judged] = []
-    for index, record in enumerate(history):
-        retries = run_length(judged, lambda one: one.port_taken)
+    start = history[0].resume_step if history else None
+    marks = Marks() if start is None else Marks(step=start, saved=start)
+    retries = 0
+    for record in history:
         port_taken = _found_port_taken(record) and retries < MAX_PORT_RETRIES
-        judged.append(Judged(record, _progress(record, history[:index]), port_taken))
+        retries = retries + 1 if port_taken else 0
+        judged.append(Judged(record, marks.passed_by(record), port_taken))
+        marks = marks.beyond(record)
     return tuple(judged)
 
 
@@ -129,25 +166,6 @@ def _saved_again(record: GenerationRecord, step: int | None) -> bool:
     if record.checkpoints == 0 and record.checkpoint_step is None:
         return False
     return step is None or record.checkpoint_step is None or record.checkpoint_step >= step
-
-
-def _progress(record: GenerationRecord, before: Sequence[GenerationRecord]) -> str:
-    first = before[0] if before else record
-    floor = -1 if first.resume_step is None else first.resume_step
-    step = max([floor, *(r.step for r in before if r.step is not None)])
-    if record.step is not None and record.step > step:
-        return f"it reached step {record.step}" + (f", before {step}" if step >= 0 else "")
-    saved = max([floor, *(r.checkpoint_step for r in before if r.checkpoint_step is not None)])
-    if record.checkpoint_step is not None and record.checkpoint_step > saved:
-        return f"it saved step {record.checkpoint_step}" + (f", before {saved}" if saved >= 0 else "")
-    if record.checkpoint_step is None and record.checkpoints > 0:
-        return f"it saved {record.checkpoints} checkpoint{plural(record.checkpoints)}"
-    if any(r.step is not None or r.checkpoints or r.checkpoint_step is not None for r in (*before, record)):
-        return ""
-    ticks = max((r.ticks for r in before), default=0)
-    if record.ticks > ticks:
-        return f"it made {record.ticks} optimizer step{plural(record.ticks)}" + (f", before {ticks}" if ticks else "")
-    return ""
 
 
 def _found_port_taken(record: GenerationRecord) -> bool:

@@ -163,9 +163,11 @@ def _total(case: Case) -> Verdict | None:
     if total is None:
         return None
     if not case.last.counts:
-        return _go(case, f"the script asked for a restart after {case.last.progress.removeprefix('it ')}: not counted")
+        return _go(case, f"the script asked for a restart after {case.last.progress}: not counted")
     if case.used >= total:
-        used = "no restart is allowed" if total == 0 else f"all {total} restart{plural(total)} are used up"
+        used = {0: "no restart is allowed", 1: "the only restart is used up"}.get(
+            total, f"all {total} restarts are used up"
+        )
         return _stop(case, f"{_what(case)}, and {used} (--max-restarts {total})")
     return _within_budget(case) or _go(case, f"restart {case.used + 1} of {total} after {_what(case)}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import shlex
 import sys
 from collections.abc import Sequence
 
@@ -21,18 +20,6 @@ from ftlaunch.launcher.checkpoints.scan import Request, scan
 
 MAX_MEMORY_BYTES = 4 << 30
 """A damaged pickle can ask for any amount. What it gets is an error for this one checkpoint."""
-
-
-def command(python: str, directory: str, request: Request, timeout_s: float) -> list[str]:
-    """The command line that runs a scan with these settings; its stdout is for :meth:`.View.from_offer`."""
-    argv = [python, "-m", "ftlaunch.launcher.checkpoints", "--format", request.format, "--wanted", str(request.wanted)]
-    argv += ["--timeout", str(timeout_s)]
-    if request.pattern is not None:
-        argv.append(f"--pattern={request.pattern.regex.pattern}")
-    if request.validator is not None:
-        argv.append(f"--validator={shlex.join(request.validator.argv)}")
-        argv += ["--validator-timeout", str(request.validator.timeout_s)]
-    return [*argv, "--", directory]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

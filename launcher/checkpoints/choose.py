@@ -14,41 +14,38 @@ def choose(views: Sequence[View], shared_storage: bool, poisoned: Container[str]
     node-local storage a checkpoint is known by its step, paths may differ, one without a step can't be compared and
     counts only on a single node, and a node that could not look makes the choice uncertain.
     """
-    if shared_storage:
+    if shared_storage or len(views) == 1:
         return _choose_shared(views, poisoned)
     return _choose_local(views, poisoned)
 
 
 def _choose_shared(views: Sequence[View], poisoned: Container[str]) -> Choice:
+    seeing = [view for view in views if view.error is None and not view.missing]
     blind = [view for view in views if view.error is not None or view.missing]
-    seeing = [view for view in views if view not in blind] or [view for view in blind if view.complete]
-    certain = all(view.error is None for view in views) or any(view.complete and view.error is None for view in views)
-    note = _blind_note(blind) if seeing or not certain else ""
+    seeing = seeing or [view for view in blind if view.complete]
     common = set.intersection(*({found.path for found in view.complete} for view in seeing)) if seeing else set()
+    certain = all(view.error is None for view in views) or any(v.complete for v in views if v.error is None)
     for found in seeing[0].complete if seeing else ():
         if found.path in common and found.path not in poisoned:
-            reason = f"{_describe(found)}, {_rank_text(seeing, found.path, poisoned)}{note}"
+            reason = f"{_describe(found)}, {_standing(seeing, found.path, poisoned)}{_blind_note(blind)}"
             return Choice(found.path, found.step, reason, (found.path,) * len(views), certain)
-    return Choice(None, None, _none_reason(views, poisoned) + note, (None,) * len(views), certain)
+    return _none(views, poisoned, certain)
 
 
 def _choose_local(views: Sequence[View], poisoned: Container[str]) -> Choice:
-    if len(views) == 1:
-        return _choose_shared(views, poisoned)
-    certain = all(view.error is None for view in views)
     usable = [_by_step(view, poisoned) for view in views]
+    certain = all(view.error is None for view in views)
     common = set.intersection(*(set(steps) for steps in usable)) if usable else set()
     if not common:
-        empty = [show(view.directory) for view, steps in zip(views, usable, strict=True) if not steps]
-        why = f"; {len(empty)} of {len(views)} nodes have none" if empty else "; no step is complete on all of them"
-        return Choice(None, None, _none_reason(views, poisoned) + why, (None,) * len(views), certain)
+        empty = sum(not steps for steps in usable)
+        why = f"{empty} of {len(views)} nodes have none" if empty else "no step is complete on all nodes"
+        return _none(views, poisoned, certain, f"; {why}" if any(usable) else "")
     step = max(common)
     newest = max(max(steps) for steps in usable)
     behind = f"; the newest anywhere is step {newest}" if newest > step else ""
+    reason = f"step {step}, the newest that all {len(views)} nodes have complete{behind}"
     paths = tuple(steps[step] for steps in usable)
-    return Choice(
-        paths[0], step, f"step {step}, the newest that all {len(views)} nodes have complete{behind}", paths, certain
-    )
+    return Choice(paths[0], step, reason, paths, certain)
 
 
 def _by_step(view: View, poisoned: Container[str]) -> dict[int, str]:
@@ -59,13 +56,27 @@ def _by_step(view: View, poisoned: Container[str]) -> dict[int, str]:
     return steps
 
 
+def _none(views: Sequence[View], poisoned: Container[str], certain: bool, note: str = "") -> Choice:
+    """Nothing to resume from. If that is so only because of a poisoned one, starting afresh is not for us to decide."""
+    bad = next((found for view in views for found in view.complete if found.path in poisoned), None)
+    if bad is not None:
+        reason = f"no complete checkpoint but {_describe(bad)}, which a generation died of"
+    elif views and all(view.missing for view in views):
+        reason = "no checkpoint directory yet: a fresh start"
+    else:
+        skipped = len({one.path for view in views for one in view.skipped})
+        named = f" ({skipped} {'entry' if skipped == 1 else 'entries'} skipped)" if skipped else ""
+        reason = f"no complete checkpoint{named}: a fresh start"
+    errors = _blind_note([view for view in views if view.error is not None])
+    return Choice(None, None, reason + note + errors, (None,) * len(views), certain and bad is None)
+
+
 def _describe(found: Candidate) -> str:
     return show(found.path) if found.step is None else f"{show(found.path)} (step {found.step})"
 
 
-def _rank_text(seeing: Sequence[View], path: str, poisoned: Container[str]) -> str:
-    paths = [found.path for view in seeing for found in view.complete[:1]]
-    newer = [one for one in dict.fromkeys(paths) if one != path]
+def _standing(seeing: Sequence[View], path: str, poisoned: Container[str]) -> str:
+    newer = {view.complete[0].path for view in seeing if view.complete} - {path}
     if any(one in poisoned for one in newer):
         return "the one before a checkpoint that a generation died of"
     if newer:
@@ -73,22 +84,9 @@ def _rank_text(seeing: Sequence[View], path: str, poisoned: Container[str]) -> s
     return "the newest complete checkpoint"
 
 
-def _none_reason(views: Sequence[View], poisoned: Container[str]) -> str:
-    known = [found for view in views for found in view.complete]
-    if known and all(found.path in poisoned for found in known):
-        return "no complete checkpoint that no generation died of: a fresh start"
-    if all(view.missing for view in views):
-        return "no checkpoint directory yet: a fresh start"
-    skipped = {one.path for view in views for one in view.skipped}
-    return f"no complete checkpoint ({len(skipped)} entries skipped): a fresh start"
-
-
 def _blind_note(blind: Sequence[View]) -> str:
     errors = [view.error for view in blind if view.error is not None]
     if errors:
-        return (
-            f"; {len(errors)} nodes could not look: {errors[0]}"
-            if len(errors) > 1
-            else f"; one node could not look: {errors[0]}"
-        )
+        who = "one node" if len(errors) == 1 else f"{len(errors)} nodes"
+        return f"; {who} could not look: {errors[0]}"
     return f"; {len(blind)} nodes do not have the directory" if blind else ""

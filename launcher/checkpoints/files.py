@@ -84,6 +84,7 @@ def size_of(path: str) -> int:
 
 def read_bounded(path: str, limit: int) -> bytes:
     """The whole file. Raises :class:`Incomplete` when it cannot be read or is longer than ``limit`` bytes."""
+    size_of(path)  # opening a pipe would wait for its writer
     with explained(path), open(path, "rb") as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:

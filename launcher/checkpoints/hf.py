@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftlaunch.launcher.checkpoints import dcp, folder, safetensors
 from ftlaunch.launcher.checkpoints.files import Entry, Facts, Incomplete, look, read_json
 from ftlaunch.launcher.checkpoints.model import show
-from ftlaunch.launcher.checkpoints.names import part_of, step_of
+from ftlaunch.launcher.checkpoints.names import step_of
 
 STATE = "trainer_state.json"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -29,17 +29,15 @@ def recognise(entry: Entry) -> bool:
 def verify(entry: Entry) -> Facts:
     """Complete when state, weights and everything else in it are whole. Raises :class:`Incomplete`."""
     step = _verify_state(entry)
-    parts = _verify_weights(entry, step) | {STATE}
-    for name in sorted(entry.children - parts):
-        if name.endswith(TRAINING_SUFFIXES) and name != "training_args.bin":
+    weights = _verify_weights(entry, step)
+    parts = {STATE, *(name for name in weights if name.startswith("optimizer"))}
+    for name in sorted(entry.children - weights):
+        if name.endswith(TRAINING_SUFFIXES):
             safetensors.verify_weights(entry.child(name))
-            parts |= {name}
-    return Facts(step, frozenset(part_of(name, step) for name in parts if not _depends_on_world(name)))
-
-
-def _depends_on_world(name: str) -> bool:
-    # A smaller world writes fewer of them. The index has checked the shards; the Trainer does without a random state.
-    return "-of-" in name or name.startswith("rng_state")
+            # One per rank, a smaller world writes fewer; and the Trainer does without.
+            if not name.startswith("rng_state"):
+                parts.add(name)
+    return Facts(step, frozenset(parts))
 
 
 def _verify_state(entry: Entry) -> int:
