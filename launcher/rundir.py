@@ -23,12 +23,12 @@ from ftlaunch.launcher.records import EVENTS_FILE, plain
 RUN_FILE = "run.json"
 LATEST = "latest"
 _VERSION = 1
-_ID = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9_.-]*-[0-9a-f]{6}")
+_ID = r"\d{8}-\d{6}-[A-Za-z0-9_.-]*-[0-9a-f]{6}"
 _EARLIER = "earlier"
 _OWN_FILES = (RUN_FILE, EVENTS_FILE, "incidents", "logs", "failure.txt", "report.html")
 _ATTEMPTS = 10
-_SECRET_NAME = re.compile(r"(?i)(key|token|secret|passw|credential|auth)")
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SECRET_WORDS = ("key", "token", "secret", "passw", "credential", "auth")
+_USER_IN_URL = r"(?<=://)[^/@\s]+(?=@)"
 _HIDDEN = "***"
 
 
@@ -155,7 +155,7 @@ def _set_aside(path: Path) -> None:
     if before is None and not (path / EVENTS_FILE).exists():
         return
     name = str((before or {}).get("id", ""))
-    aside = path / _EARLIER / (name if _ID.fullmatch(name) else make_run_id("unknown"))
+    aside = path / _EARLIER / (name if re.fullmatch(_ID, name) else make_run_id("unknown"))
     aside.mkdir(parents=True)
     for own in _OWN_FILES:
         with contextlib.suppress(FileNotFoundError):
@@ -233,7 +233,7 @@ def write_json(path: Path, value: Any) -> None:
 def list_runs(root: Path) -> Iterator[Path]:
     """The run directories below a root, oldest first. Empty when the root cannot be read."""
     try:
-        names = sorted(name for name in os.listdir(root) if _ID.fullmatch(name))
+        names = sorted(name for name in os.listdir(root) if re.fullmatch(_ID, name))
     except OSError:
         return
     yield from (root / name for name in names)
@@ -247,12 +247,16 @@ def redact(arguments: Sequence[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         if hide_next and not argument.startswith("-"):
             shown.append(_HIDDEN)
-        elif equals and _SECRET_NAME.search(name):
+        elif equals and _is_secret(name):
             shown.append(f"{name}={_HIDDEN}")
         else:
-            shown.append(_USER_IN_URL.sub(_HIDDEN, argument))
-        hide_next = argument.startswith("-") and not equals and _SECRET_NAME.search(name) is not None
+            shown.append(re.sub(_USER_IN_URL, _HIDDEN, argument) if "://" in argument else argument)
+        hide_next = argument.startswith("-") and not equals and _is_secret(name)
     return shown
+
+
+def _is_secret(name: str) -> bool:
+    return any(word in name.lower() for word in _SECRET_WORDS)
 
 
 def _pid_namespace() -> str:

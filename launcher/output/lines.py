@@ -7,7 +7,6 @@ decoded: what is not UTF-8 passes through as it is.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 PIECE_LIMIT = 1 << 20
 """Bytes of one line that are held back at most; a longer line is emitted in parts."""
@@ -78,13 +77,13 @@ def complete_length(data: bytes | bytearray, length: int) -> int:
     return length
 
 
-@dataclass
 class Cursor:
     """Where a screen's cursor stands: in a line begun by ``owner``, or at the start of a line (``None``)."""
 
-    owner: Hashable | None = None
-    returned: bool = False
-    """The line was begun, and a carriage return put the cursor back to its start."""
+    def __init__(self, owner: Hashable | None = None, returned: bool = False) -> None:
+        self.owner = owner
+        self.returned = returned
+        """The line was begun, and a carriage return put the cursor back to its start."""
 
 
 def compose(cursor: Cursor, owner: Hashable, prefix: bytes, pieces: Sequence[bytes]) -> list[bytes]:

@@ -15,7 +15,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -54,18 +54,18 @@ class WorkerPipes:
         os.close(self.stderr_fd)
 
 
-@dataclass
 class _Pipe:
     """One read end. ``stream`` is ``None`` as long as its worker has no rank; then ``held`` keeps what it says."""
 
-    fd: int
-    which: Stream
-    token: Hashable
-    generation: int | None = None
-    stream: RankStream | None = None
-    held: bytearray = field(default_factory=bytearray)
-    flush_at: float | None = None
-    ended: bool = False
+    def __init__(self, fd: int, which: Stream, token: Hashable) -> None:
+        self.fd = fd
+        self.which = which
+        self.token = token
+        self.generation: int | None = None
+        self.stream: RankStream | None = None
+        self.held = bytearray()
+        self.flush_at: float | None = None
+        self.ended = False
 
 
 class OutputPump:
