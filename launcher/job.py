@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ftlaunch.launcher import kernel, numa, signals
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
+from ftlaunch.launcher import kernel, numa, signals
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import Config, RestartConfig
 from ftlaunch.launcher.crew import Crew, Rank
@@ -101,9 +101,7 @@ def run_job(config: Config, notes: Sequence[str], early: signals.EarlySignals) -
 class Job:
     """The parts of one run, and their order of construction and release."""
 
-    def __init__(
-        self, config: Config, console: Console, say: Say, place: Place, early: signals.EarlySignals
-    ) -> None:
+    def __init__(self, config: Config, console: Console, say: Say, place: Place, early: signals.EarlySignals) -> None:
         self.config = config
         self.say = say
         self.place = place

@@ -57,9 +57,7 @@ class Narrator:
         fields = dict(action.fields)
         if action.local_rank is not None:
             fields["local_rank"] = action.local_rank
-        self._events.write(
-            action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields
-        )
+        self._events.write(action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields)
         if action.say:
             self._say.notice(action.reason)
         if action.name in PHASES:
