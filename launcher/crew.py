@@ -31,6 +31,8 @@ class Rank:
     rank: int
     local_rank: int
     argv: Sequence[str]
+    command: Sequence[str]
+    """The end of ``argv``: kind, target and arguments."""
     environment: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
 
@@ -75,6 +77,18 @@ class Pool(Protocol):
 
     def pids(self) -> Collection[int]:
         """The standbys that are not ranks."""
+
+    def pause(self) -> None:
+        """Start no new standby now."""
+
+    def fill_soon(self) -> None:
+        """Training is under way."""
+
+    def learn(self, names: Sequence[str], environment: Mapping[str, str | None]) -> None:
+        """What the running generation has loaded by its first step."""
+
+    def close(self) -> None:
+        """End all standbys."""
 
 
 class Crew:
@@ -123,6 +137,8 @@ class Crew:
 
     def stop(self, action: StopWorkers) -> None:
         """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
+        if self.pool is not None:
+            self.pool.pause()
         if self.teardown is not None:
             if action.manner is Manner.NOW:
                 self.teardown.hurry()

@@ -8,16 +8,16 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
-from ftlaunch.launcher import kernel, numa, signals
+from ftlaunch.launcher import kernel, numa, signals, staleness
 from ftlaunch.launcher.agent import Agent
-from ftlaunch.launcher.config import Config, RestartConfig
+from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
 from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.generations import GenerationRecord
@@ -27,11 +27,12 @@ from ftlaunch.launcher.narrator import Narrator, Stopped
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
-from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan
+from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
 from ftlaunch.launcher.say import Say
+from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 
 if TYPE_CHECKING:
@@ -58,6 +59,19 @@ class RankOutput:
         """Pipes for a rank that is about to be spawned."""
         pipes = self._pump.attach(rank.generation, rank.rank, rank.local_rank, self._role)
         return pipes.stdout_fd, pipes.stderr_fd
+
+    def attach_idle(self, token: Hashable) -> tuple[int, int]:
+        """Pipes for a process that is no rank yet."""
+        pipes = self._pump.attach_idle(token)
+        return pipes.stdout_fd, pipes.stderr_fd
+
+    def promote(self, token: Hashable, rank: Rank) -> None:
+        """It has become this rank."""
+        self._pump.promote(token, rank.generation, rank.rank, rank.local_rank, self._role)
+
+    def discard(self, token: Hashable) -> None:
+        """It never will."""
+        self._pump.discard(token)
 
     async def drained(self, generation: int) -> None:
         """Everything that dead ranks wrote is where it belongs."""
@@ -136,6 +150,8 @@ class Job:
         try:
             end = await agent.run()
         finally:
+            if crew.pool is not None:
+                crew.pool.close()
             await agent.close()
         return self._conclude(end, agent.state, narrator, crew)
 
@@ -156,9 +172,30 @@ class Job:
         )
         output = RankOutput(self.pump, self.config.workers.role)
         crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
+        crew.pool = self._make_pool(plan, output, agent)
         agent.employ(crew)
         hearing.use_dumps(self.dumps, narrator.add_evidence)
         return agent, crew, narrator
+
+    def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:
+        command = self.config.command
+        if self.config.standby.mode is StandbyMode.OFF or command.kind is CommandKind.BINARY:
+            return None
+        paths = staleness.watched_paths(command.interpreter, command.target)
+        return StandbyPool(
+            self.config.standby,
+            lambda: plan.ranks(agent.state.world) if agent.state.world is not None else (),
+            (*interpreter_argv(command), "--standby"),
+            output,
+            partial(staleness.fingerprint, paths),
+            self._tell,
+        )
+
+    def _tell(self, name: str, *, reason: str = "", say: bool = False, **fields: object) -> None:
+        """An event of the parts that decide nothing."""
+        self.place.events.write(name, reason=reason or None, **fields)
+        if say:
+            self.say.notice(reason)
 
     def _settle_in(self, crew: Crew, guard: Guard) -> None:
         if not kernel.become_subreaper():

@@ -104,12 +104,13 @@ class Plan:
 
     def _rank(self, world: World, local_rank: int) -> Rank:
         resume = world.shared.get("resume_from")
-        argv = (*interpreter_argv(self._config.command), *self.command(local_rank, resume))
+        command = self.command(local_rank, resume)
         return Rank(
             generation=world.generation,
             rank=world.rank_offset + local_rank,
             local_rank=local_rank,
-            argv=argv,
+            argv=(*interpreter_argv(self._config.command), *command),
+            command=command,
             environment=self._environment(world, local_rank),
             pass_fds=self.pass_fds(local_rank),
         )
