@@ -73,12 +73,12 @@ class InertUnpickler(pickle.Unpickler):
             self.classes[global_name] = known
         return known
 
-    def persistent_load(self, pid: Any) -> Inert:
-        """Note the id: for torch it describes a storage."""
+    def persistent_load(self, pid: Any) -> Inert | type[Inert]:
+        """Note the id: for torch it describes a storage, or the class of a module with its source text."""
         if len(self.persistent_ids) >= MAX_PERSISTENT_IDS:
             raise pickle.UnpicklingError(f"more than {MAX_PERSISTENT_IDS} storages")
         self.persistent_ids.append(pid)
-        return Inert()
+        return Inert if isinstance(pid, tuple) and pid[:1] == ("module",) else Inert()
 
 
 def load(unpickler: InertUnpickler, what: str) -> Any:

@@ -124,6 +124,8 @@ def _legacy_bytes(persistent_ids: list[Any], keys: Any) -> int:
         raise Incomplete("its list of storages is damaged")
     storages: dict[Any, int] = {}
     for pid in persistent_ids:
+        if isinstance(pid, tuple) and pid[:1] == ("module",):
+            continue  # the source text of a saved module
         if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and type(pid[4]) is int):
             raise Incomplete("its pickle names something that is no storage")
         # Unknown storage types count one byte an item: the check then is weaker, never wrong.
