@@ -110,7 +110,7 @@ def start(argv: Sequence[str], environment: Mapping[str, str], stdin: bool = Fal
 
 
 class Output:
-    """What a bystander writes: read as it comes, kept up to ``keep`` bytes from the end."""
+    """What a bystander writes, read as it comes."""
 
     def __init__(self, descriptor: int, on_bytes: Callable[[bytes], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,7 +157,11 @@ class Finished:
 
 
 async def run_bounded(
-    argv: Sequence[str], environment: Mapping[str, str], timeout_s: float, merge: bool = False
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    merge: bool = False,
+    keep_bytes: int = TAIL_BYTES,
 ) -> Finished:
     """Run a command to its end, for at most ``timeout_s``, then kill its whole session. Raises :class:`SpawnError`.
 
@@ -169,7 +173,7 @@ async def run_bounded(
 
     def keep(chunk: bytes) -> None:
         tail.extend(chunk)
-        del tail[:-TAIL_BYTES]
+        del tail[:-keep_bytes]
 
     output = Output(child.stdout, keep)
     output.watch()
