@@ -107,7 +107,7 @@ def _find(spelled: str) -> Option:
     known = options.by_name()
     if name in known:
         return known[name]
-    matches = [option for option in options.OPTIONS if option.torchrun and option.name.startswith(name)]
+    matches = [option for option in options.OPTIONS if name and option.torchrun and option.name.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
