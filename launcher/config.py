@@ -19,8 +19,6 @@ class CommandKind(enum.Enum):
     """``python -m pkg.train``"""
     BINARY = "binary"
     """``--no-python``: executed as it is"""
-    RUN_PATH = "run-path"
-    """``--run-path``: as :func:`runpy.run_path` does, ``sys.path`` without the script's folder"""
 
 
 class StandbyMode(enum.Enum):

@@ -98,8 +98,8 @@ OPTIONS: tuple[Option, ...] = (
     _torchrun("module", SCRIPT, "Run the script as a module, as python -m does.", "command.kind", short="m",
               flag=True),
     _torchrun("no-python", SCRIPT, "Execute the script itself instead of python with it.", "command.kind", flag=True),
-    _torchrun("run-path", SCRIPT, "Run the script as runpy.run_path does: its folder is not on sys.path. "
-              "Beats --no-python.", "command.kind", flag=True),
+    _torchrun("run-path", SCRIPT, "Run the script inside the rank's own interpreter, as is always done "
+              "here; it only beats --no-python.", "command.kind", flag=True),
     _own("python", SCRIPT, "Interpreter of the ranks; unset: the one that runs ftlaunch.", "command.interpreter",
          also=("PYTHON_EXEC",), metavar="PATH"),
 

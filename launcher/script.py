@@ -33,7 +33,8 @@ def _kind(settings: Settings) -> CommandKind:
             f"{settings.spelled('run-path')} and {settings.spelled('module')} exclude each other: leave one out"
         )
     if settings["run-path"]:
-        return CommandKind.RUN_PATH
+        # Every script runs inside the rank's bootstrap anyway, which is what torchrun means by it.
+        return CommandKind.SCRIPT
     if settings["no-python"] and settings["module"]:
         raise UsageError(
             f"{settings.spelled('no-python')} and {settings.spelled('module')} exclude each other: leave one out"
@@ -107,7 +108,6 @@ def _check_binary(script: str, environ: Mapping[str, str]) -> None:
 
 _CHECKS = {
     CommandKind.SCRIPT: _check_script,
-    CommandKind.RUN_PATH: _check_script,
     CommandKind.MODULE: _check_module,
     CommandKind.BINARY: _check_binary,
 }

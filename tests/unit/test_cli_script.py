@@ -39,8 +39,8 @@ def command(arguments: list[str], environ: dict[str, str] | None = None, **facts
         (["lib.nowhere"], {"PET_MODULE": "1"}, CommandKind.MODULE, "lib.nowhere"),
         (["--no-python", "./run.sh"], {}, CommandKind.BINARY, "./run.sh"),
         (["--no-python", "sh", "-c", "true"], {"PATH": "/usr/bin:/bin"}, CommandKind.BINARY, "sh"),
-        (["--run-path", "train.py"], {}, CommandKind.RUN_PATH, "train.py"),
-        (["--run-path", "--no-python", "train.py"], {}, CommandKind.RUN_PATH, "train.py"),
+        (["--run-path", "train.py"], {}, CommandKind.SCRIPT, "train.py"),
+        (["--run-path", "--no-python", "train.py"], {}, CommandKind.SCRIPT, "train.py"),
     ],
 )
 def test_kinds(arguments: list[str], environ: dict[str, str], kind: CommandKind, target: str) -> None:
