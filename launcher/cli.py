@@ -7,6 +7,7 @@ before (:mod:`.argv`).
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from ftlaunch.launcher import __version__, options, print_config
 from ftlaunch.launcher import argv as argv_scanner
 from ftlaunch.launcher import settings as setting_table
 from ftlaunch.launcher.config import Config
-from ftlaunch.launcher.errors import UsageError
+from ftlaunch.launcher.errors import FtlaunchError, UsageError
 from ftlaunch.launcher.machine import Machine, this_machine
 from ftlaunch.launcher.resolve import resolve
 
@@ -87,13 +88,19 @@ def _typed(name: str, given: Sequence[argv_scanner.Given]) -> str:
 
 
 def _finish(text: str) -> NoReturn:
-    """Print and end with 0; a reader that has gone away (``| head``) is not an error."""
-    import sys
+    """Print and end with 0; a reader that has gone away (``| head``) is not an error, nor is a closed stdout.
 
+    Raises :class:`FtlaunchError` when the text cannot be written.
+    """
+    if sys.stdout is None:
+        raise SystemExit(0)
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter flushes again at exit, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise FtlaunchError(f"stdout cannot be written to: {error.strerror}") from None
     raise SystemExit(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 
@@ -72,27 +71,26 @@ def test_print_config_needs_no_script_and_escapes_what_is_not_text(capsys: pytes
     assert r"\udcff\n" in page
 
 
-def test_a_reader_that_has_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.run(
-        f"{sys.executable} -c 'from ftlaunch.launcher import cli; cli.parse([\"--help\"], {{}})' | true; "
-        'echo "${PIPESTATUS[0]}"',
-        shell=True,
-        executable="/bin/bash",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+PRINT = (
+    f"{sys.executable} -c 'import sys; from ftlaunch.launcher import cli\n"
+    "try: cli.parse(sys.argv[1:], {})\n"
+    "except cli.FtlaunchError as error: sys.exit(str(error))' --print-config -m train é "
+)
 
 
-def test_output_that_cannot_be_written_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        def flush(self) -> None:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space left"):
-        cli.parse(["--version"], {}, machine())
+@pytest.mark.parametrize(
+    ("command", "code", "complaint"),
+    [
+        ("%s | true; exit ${PIPESTATUS[0]}", 0, ""),
+        ("%s >&-", 0, ""),
+        ("PYTHONIOENCODING=ascii %s >/dev/null", 0, ""),
+        ("%s >/dev/full", 1, "stdout cannot be written to: No space left on device\n"),
+    ],
+)
+def test_a_stdout_that_takes_nothing(command: str, code: int, complaint: str) -> None:
+    line = command % PRINT
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, complaint)
 
 
 def test_neither_torch_nor_anything_heavy_is_imported() -> None:
