@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 from collections import deque
@@ -106,15 +107,15 @@ def plain(value: Any, depth: int = 0) -> Any:
         return {str(key): plain(item, depth + 1) for key, item in list(value.items())[:_ITEMS_LIMIT]}
     if isinstance(value, list | tuple | set | frozenset) and depth < _DEPTH_LIMIT:
         return [plain(item, depth + 1) for item in list(value)[:_ITEMS_LIMIT]]
-    text = value if isinstance(value, str) else _as_text(value)
+    text = value if isinstance(value, str) else _as_text(value, depth)
     return text if len(text) <= _STRING_LIMIT else text[:_STRING_LIMIT] + f"… ({len(text)} characters)"
 
 
-def _as_text(value: Any) -> str:
-    named = getattr(value, "value", None)
-    if isinstance(named, str):
-        return named
-    return str(getattr(value, "name", value))
+def _as_text(value: Any, depth: int) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    # What is nested too deep may be too deep for str() as well.
+    return str(value) if depth < _DEPTH_LIMIT else f"({type(value).__name__})"
 
 
 def read_events(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -27,7 +27,9 @@ _ID = r"\d{8}-\d{6}-[A-Za-z0-9_.-]*-[0-9a-f]{6}"
 _EARLIER = "earlier"
 _OWN_FILES = (RUN_FILE, EVENTS_FILE, "incidents", "logs", "failure.txt", "report.html")
 _ATTEMPTS = 10
-_SECRET_WORDS = ("key", "token", "secret", "passw", "credential", "auth")
+_SECRET_WORDS = frozenset(
+    ("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "auth")
+)
 _USER_IN_URL = r"(?<=://)[^/@\s]+(?=@)"
 _HIDDEN = "***"
 
@@ -198,14 +200,14 @@ def owner_facts(owner: Owner) -> dict[str, Any]:
 def is_running(path: Path) -> bool:
     """Whether the agent of a run lives. One of another host or container counts as living until it has finished."""
     facts = read_run_file(path)
-    if facts is None or facts.get("finished"):
+    pid = facts.get("pid") if facts is not None else None
+    if facts is None or facts.get("finished") or not isinstance(pid, int):
         return False
     if facts.get("boot_id") != _boot_id() or facts.get("pid_namespace") != _pid_namespace():
         # The same host before its last reboot cannot be told from another one with the same name: ask the name.
         same_host = facts.get("host") == os.uname().nodename
         return not (same_host and facts.get("boot_id") != _boot_id())
-    pid = facts.get("pid")
-    return isinstance(pid, int) and start_time(pid) == facts.get("starttime")
+    return start_time(pid) == facts.get("starttime")
 
 
 def read_run_file(path: Path) -> dict[str, Any] | None:
@@ -256,7 +258,8 @@ def redact(arguments: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in _SECRET_WORDS)
+    """By whole words, so that ``--tokenizer`` and ``--max-tokens`` stay readable."""
+    return not _SECRET_WORDS.isdisjoint(re.split("[^a-z0-9]+", name.lower()))
 
 
 def _pid_namespace() -> str:

@@ -20,8 +20,11 @@ class Ring:
     def extend(self, pieces: Sequence[bytes]) -> None:
         """Take pieces as the splitter cut them. A part continues its line; after a carriage return it is replaced."""
         with self._lock:
-            # More than the last few cannot survive, except that progress-bar pieces replace one another.
-            for piece in pieces if len(pieces) <= LINES else pieces[-2 * LINES :]:
+            last = pieces[-LINES:]
+            if len(last) == LINES and all(piece.endswith(b"\n") for piece in last):
+                # So many whole lines leave nothing of what was before.
+                pieces = last
+            for piece in pieces:
                 self._add(piece)
 
     def lines(self) -> list[bytes]:
