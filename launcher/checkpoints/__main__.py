@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -39,7 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _limit_memory()
     end = clock.monotonic() + options.timeout
     view = scan(options.directory, request, lambda: clock.monotonic() >= end)
-    print(json.dumps(view.as_offer()), flush=True)
+    return _print(json.dumps(view.as_offer()))
+
+
+def _print(line: str) -> int:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # Nobody waits for it any more. The interpreter must not try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return 0
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +63,21 @@ def look(path: str) -> Entry:
 
 def list_names(path: str, limit: int = MAX_CHILDREN) -> list[str]:
     """At most ``limit`` names in a directory. Raises :class:`OSError`."""
-    names: list[str] = []
     with os.scandir(path) as entries:
-        for entry in entries:
-            if len(names) >= limit:
-                break
-            names.append(entry.name)
-    return names
+        return [entry.name for entry in itertools.islice(entries, limit)]
+
+
+def list_kinds(path: str, limit: int) -> tuple[frozenset[str], frozenset[str]]:
+    """At most ``limit`` names in a directory, and which of them are plain files. Raises :class:`OSError`."""
+    names: set[str] = set()
+    plain: set[str] = set()
+    with os.scandir(path) as entries:
+        for entry in itertools.islice(entries, limit):
+            names.add(entry.name)
+            with contextlib.suppress(OSError):  # only where the file system gives no d_type: readdir(3)
+                if entry.is_file(follow_symlinks=False):
+                    plain.add(entry.name)
+    return frozenset(names), frozenset(plain)
 
 
 def size_of(path: str) -> int:
@@ -103,7 +112,7 @@ def read_json(path: str) -> dict[str, Any]:
     return value
 
 
-@contextmanager
+@contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
     """Turn what the file system says into :class:`Incomplete`."""
     try:

@@ -23,7 +23,8 @@ class Format:
 
 
 def _is_torch_file(entry: Entry) -> bool:
-    return not entry.is_dir and entry.name.endswith(TORCH_SUFFIXES)
+    # A file that has no suffix at all is one of torch.save if anything; its first bytes will tell.
+    return not entry.is_dir and (entry.name.endswith(TORCH_SUFFIXES) or "." not in entry.name)
 
 
 def _is_safetensors(entry: Entry) -> bool:

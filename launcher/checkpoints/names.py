@@ -33,6 +33,7 @@ _TEMPORARY = re.compile(
 )
 _NEWEST = re.compile(r"(?:^|[^a-z])(?:last|latest|current|newest)(?:[^a-z]|$)", re.I)
 _PLAIN = re.compile(r"(?:^|[^a-z])(?:ckpt|ckp|checkpoint|snapshot|resume)(?:[^a-z]|$)", re.I)
+_BARE = re.compile(r"(?:^|[^a-z])(?:ckpt|ckp|checkpoint|snapshot|model|step|iter|epoch|last|latest)(?:[^a-z]|$)", re.I)
 _SECONDARY = re.compile(r"optim|sched|scaler|rng|random|ema|loader|sampler", re.I)
 _EXTRA = re.compile(r"best|top|final", re.I)
 
@@ -62,6 +63,16 @@ def is_secondary(name: str) -> bool:
 def is_extra(name: str) -> bool:
     """``best_100.pt``: written at some steps only, so no other step lacks it."""
     return _EXTRA.search(name) is not None
+
+
+def may_be_file(name: str) -> bool:
+    """Whether a plain file of this name may be a checkpoint: by its suffix, or ``ckpt_100`` without any."""
+    return name.endswith(FILE_SUFFIXES) or ("." not in name and _BARE.search(name) is not None)
+
+
+def mentions_suffix(name: str) -> bool:
+    """Whether a suffix of checkpoint files stands anywhere in the name: ``ckpt.pt.tmp``."""
+    return any(suffix in name for suffix in FILE_SUFFIXES)
 
 
 def strip_suffix(name: str) -> str:

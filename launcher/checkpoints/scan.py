@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from ftlaunch.launcher.checkpoints import dcp, names, siblings, trackers
 from ftlaunch.launcher.checkpoints.custom import Pattern, Validator, ValidatorError
-from ftlaunch.launcher.checkpoints.files import Entry, Facts, Incomplete, list_names, look
+from ftlaunch.launcher.checkpoints.files import Entry, Facts, Incomplete, list_kinds, look
 from ftlaunch.launcher.checkpoints.formats import AUTO, CHOICES, CUSTOM, DCP, HF, Format, format_of
 from ftlaunch.launcher.checkpoints.model import MAX_OFFERED, Candidate, Skipped, View, show
 from ftlaunch.launcher.checkpoints.siblings import Found
 
 MAX_ENTRIES = 1_000_000
-MAX_EXAMINED = 500
+MAX_EXAMINED = 2000
 MAX_UNNUMBERED = 50
 MAX_SKIPPED = 100
 WANTED_WITH_VALIDATOR = 3
@@ -51,12 +51,12 @@ def scan(directory: str, request: Request = Request(), stop: Callable[[], bool] 
     """
     root = os.path.abspath(directory)
     try:
-        listed = list_names(root, MAX_ENTRIES)
+        listed, plain_files = list_kinds(root, MAX_ENTRIES)
     except FileNotFoundError:
         return View(root, missing=True)
     except (OSError, ValueError) as error:
         return View(root, error=f"{show(root)} cannot be listed: {getattr(error, 'strerror', None) or error}")
-    return _Scan(root, request, stop, frozenset(listed)).run()
+    return _Scan(root, request, stop, listed, plain_files).run()
 
 
 @dataclass
@@ -65,8 +65,10 @@ class _Scan:
     request: Request
     stop: Callable[[], bool]
     listed: frozenset[str]
+    plain_files: frozenset[str]
     found: list[Found] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    more_skipped: int = 0
     seen: dict[tuple[int, int], str] = field(default_factory=dict)
     error: str | None = None
 
@@ -80,9 +82,10 @@ class _Scan:
         if len(self.listed) >= MAX_ENTRIES:
             self.error = f"{show(self.root)} has more than {MAX_ENTRIES} entries, the rest was not looked at"
         whole, lacking = siblings.drop_lacking(self.found)
-        self.skipped += lacking
+        for one in lacking:
+            self._skip(one.path, one.reason)
         whole = self._follow_trackers(siblings.one_per_file_group(whole))
-        return View(self.root, _newest_first(whole), self._bounded_skipped(), self.error)
+        return View(self.root, _newest_first(whole), self._all_skipped(), self.error)
 
     def _sort_names(self) -> tuple[list[tuple[int, str]], list[str]]:
         """Names with a step, and those without one that could be a checkpoint all the same."""
@@ -90,9 +93,12 @@ class _Scan:
         unnumbered: list[str] = []
         for name in self.listed:
             matches, step = self._parse(name)
-            if not matches:
+            if not matches or self._is_foreign(name):
                 continue
-            if step is None:
+            if self.request.pattern is None and names.is_temporary(name):
+                if step is not None or names.mentions_suffix(name):
+                    self._skip(os.path.join(self.root, name), "a temporary name: the save did not finish")
+            elif step is None:
                 unnumbered.append(name)
             else:
                 numbered.append((step, name))
@@ -108,6 +114,12 @@ class _Scan:
         if name == "release":
             return True, 0
         return True, names.step_of(name)
+
+    def _is_foreign(self, name: str) -> bool:
+        """A plain file of some other suffix, told without touching it: there may be many thousands of them."""
+        if self.request.pattern is not None or self.request.format == CUSTOM or names.is_temporary(name):
+            return False
+        return name in self.plain_files and not names.may_be_file(name)
 
     def _examine_numbered(self, numbered: list[tuple[int, str]]) -> None:
         enough = self._wanted()
@@ -146,8 +158,6 @@ class _Scan:
         return True
 
     def _recognise(self, path: str, name: str) -> tuple[Entry, Format | None]:
-        if self.request.pattern is None and names.is_temporary(name):
-            raise Incomplete("a temporary name: the save did not finish")
         marker = _unfinished_marker(name)
         if marker in self.listed:
             raise Incomplete(f"{show(marker)} says that the save did not finish")
@@ -159,7 +169,7 @@ class _Scan:
             return
         if entry.is_dir and not entry.children:
             self._skip(entry.path, "an empty directory")
-        elif entry.is_dir or entry.name.endswith(names.FILE_SUFFIXES):
+        elif entry.is_dir or names.may_be_file(entry.name):
             what = "a known format" if self.request.format == AUTO else f"the format {self.request.format}"
             self._skip(entry.path, f"nothing of {what} in it")
 
@@ -252,13 +262,15 @@ class _Scan:
         return kept
 
     def _skip(self, path: str, reason: str) -> None:
-        self.skipped.append(Skipped(path, reason))
+        if len(self.skipped) < MAX_SKIPPED:
+            self.skipped.append(Skipped(path, reason))
+        else:
+            self.more_skipped += 1
 
-    def _bounded_skipped(self) -> tuple[Skipped, ...]:
-        if len(self.skipped) <= MAX_SKIPPED:
+    def _all_skipped(self) -> tuple[Skipped, ...]:
+        if not self.more_skipped:
             return tuple(self.skipped)
-        rest = Skipped(self.root, f"{len(self.skipped) - MAX_SKIPPED} more entries were skipped")
-        return (*self.skipped[:MAX_SKIPPED], rest)
+        return (*self.skipped, Skipped(self.root, f"{self.more_skipped} more entries were skipped"))
 
 
 def _unfinished_marker(name: str) -> str:

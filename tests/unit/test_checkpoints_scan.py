@@ -161,15 +161,15 @@ def test_pipes_are_not_waited_for(tmp_path: Path, place: str) -> None:
 def test_vanishing_while_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         files.dcp(tmp_path / f"step_{step}")
-    listing = scan_module.list_names
+    listing = scan_module.list_kinds
 
-    def list_then_rotate(path: str, limit: int) -> list[str]:
+    def list_then_rotate(path: str, limit: int) -> tuple[frozenset[str], frozenset[str]]:
         names = listing(path, limit)
         shutil.rmtree(tmp_path / "step_3")
         (tmp_path / "step_2" / "__0_0.distcp").unlink()
         return names
 
-    monkeypatch.setattr(scan_module, "list_names", list_then_rotate)
+    monkeypatch.setattr(scan_module, "list_kinds", list_then_rotate)
     view = look(tmp_path)
     assert complete(view) == ["step_1"]
     assert "is missing" in reason(view, "step_3")
@@ -180,13 +180,23 @@ def test_work_is_bounded_in_a_huge_directory(tmp_path: Path, monkeypatch: pytest
     names = [f"step_{number}" for number in range(100_000)] + [real.name, *(f"log_{n}.txt" for n in range(1000))]
     looked: list[str] = []
     original = scan_module.look
-    monkeypatch.setattr(scan_module, "list_names", lambda _path, _limit: names)
+    monkeypatch.setattr(scan_module, "list_kinds", lambda _path, _limit: (frozenset(names), frozenset()))
     monkeypatch.setattr(scan_module, "look", lambda path: looked.append(path) or original(path))  # type: ignore[func-returns-value]
     view = look(tmp_path)
     assert complete(view) == ["step_100000"]
     assert len(looked) <= scan_module.MAX_EXAMINED + scan_module.MAX_UNNUMBERED + 1
     assert len(view.skipped) <= scan_module.MAX_SKIPPED + 1
     assert "more entries were skipped" in view.skipped[-1].reason
+
+
+def test_foreign_files_in_any_number_hide_nothing(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"step_{number + 10}.log").touch()
+        (tmp_path / f"step_{number + 10}.pt.tmp").touch()
+    files.dcp(tmp_path / "step_1")
+    view = look(tmp_path)
+    assert steps(view) == [1]
+    assert view.skipped[-1].reason == "2900 more entries were skipped"
 
 
 def test_enough_complete_ones_end_the_scan(tmp_path: Path) -> None:
@@ -347,6 +357,16 @@ def test_torch_file_whose_pickle_was_damaged(tmp_path: Path) -> None:
 def test_other_files_under_a_torch_suffix(tmp_path: Path) -> None:
     (tmp_path / "ckpt_3.pt").write_bytes(b"not a checkpoint at all")
     assert reason(look(tmp_path), "ckpt_3.pt") == "not a file of torch.save"
+
+
+def test_torch_file_without_a_suffix(tmp_path: Path) -> None:
+    files.torch_file(tmp_path / "ckpt_10")
+    files.cut(files.torch_file(tmp_path / "ckpt_20"))
+    (tmp_path / "README").write_text("x")
+    (tmp_path / "LICENSE-2").write_text("x")
+    view = look(tmp_path)
+    assert complete(view) == ["ckpt_10"]
+    assert [os.path.basename(one.path) for one in view.skipped] == ["ckpt_20"]
 
 
 def test_single_overwritten_file_tells_its_step(tmp_path: Path) -> None:
