@@ -152,6 +152,7 @@ class HeartbeatConfig:
     safety_factor: float = 10.0
     floor_s: float = 30.0
     dstate_timeout_s: float = 60.0
+    """Zero: no limit."""
     exit_barrier_timeout_s: float = 300.0
     ignore_stopped: bool = False
     enabled: bool = True

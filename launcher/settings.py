@@ -14,8 +14,9 @@ from ftlaunch.launcher import options, values
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.options import Option
 
-_FOREIGN = frozenset({"SLURM_NODEID", "JOB_COMPLETION_INDEX", "LOGLEVEL"})
-"""Variables that others set for purposes of their own: an unusable value is noted and passed over."""
+_FOREIGN = frozenset({"SLURM_NODEID", "JOB_COMPLETION_INDEX", "LOGLEVEL", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"})
+"""Variables that others set for purposes of their own, or that torchrun passes over when they make no sense: an
+unusable value is noted and passed over."""
 
 
 class Source(enum.Enum):

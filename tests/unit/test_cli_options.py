@@ -40,6 +40,7 @@ FILLS: list[tuple[str, str, str, str, Any]] = [
     ("hang-floor", "FTLAUNCH_HANG_FLOOR", "1", "heartbeat.floor_s", 1.0),
     ("dstate-timeout", "FTLAUNCH_DSTATE_TIMEOUT", "2m", "heartbeat.dstate_timeout_s", 120.0),
     ("dstate-timeout", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "11", "heartbeat.dstate_timeout_s", 11.0),
+    ("dstate-timeout", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0", "heartbeat.dstate_timeout_s", 0.0),
     ("standby", "FTLAUNCH_STANDBY", "off", "standby.mode", StandbyMode.OFF),
     ("standby-preload", "FTLAUNCH_STANDBY_PRELOAD", "torch,a.b", "standby.preload", ("torch", "a.b")),
     ("standby-exclude", "FTLAUNCH_STANDBY_EXCLUDE", "mpi4py", "standby.exclude", ("mpi4py",)),
