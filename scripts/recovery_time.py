@@ -4,45 +4,64 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PHASES = (
-    ("workers_stopped", "stopped what was left"),
-    ("gpu_reclaimed", "GPU memory back"),
-    ("rendezvous_completed", "agreed on the next generation"),
-    ("workers_started", "started its workers"),
-    ("training_resumed", "first new step"),
-)
+PHASES = {
+    "failure_detected": "the agent knows",
+    "workers_stopped": "the old workers are gone",
+    "gpu_reclaimed": "GPU memory is back",
+    "rendezvous_completed": "the next generation is agreed on",
+    "workers_started": "its workers run",
+    "training_resumed": "first new step",
+}
 
 
-def recoveries(events: list[dict[str, Any]]) -> list[list[tuple[str, float]]]:
-    """Return, for each failure, the phases that followed with the seconds since it was detected."""
-    found: list[list[tuple[str, float]]] = []
-    detected: float | None = None
-    names = dict(PHASES)
+@dataclass
+class Recovery:
+    """One failure: why, and the seconds from the death to each phase."""
+
+    reason: str
+    died_at: float
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def recoveries(events: Iterable[dict[str, Any]]) -> list[Recovery]:
+    """Return one entry per failure that ended a generation."""
+    found: list[Recovery] = []
     for event in events:
-        if event["event"] == "failure_detected" and detected is None:
-            detected = event["monotonic"]
-            found.append([])
-        elif event["event"] in names and detected is not None:
-            found[-1].append((names[event["event"]], event["monotonic"] - detected))
-            if event["event"] == "training_resumed":
-                detected = None
+        name = event["event"]
+        if name == "failure_detected":
+            found.append(Recovery(event["reason"] or "", event.get("at") or event["monotonic"]))
+        if name in PHASES and found:
+            found[-1].phases.setdefault(name, event["monotonic"] - found[-1].died_at)
     return found
 
 
+def describe(recovery: Recovery) -> list[str]:
+    """Return the lines for one recovery."""
+    resumed, started = recovery.phases.get("training_resumed"), recovery.phases.get("workers_started")
+    if resumed is not None:
+        head = f"a rank {recovery.reason}: training resumed {resumed:.3f} s later"
+    elif started is not None:
+        head = f"a rank {recovery.reason}: new workers ran {started:.3f} s later"
+    else:
+        head = f"a rank {recovery.reason}: not recovered"
+    ordered = sorted(recovery.phases.items(), key=lambda phase: phase[1])
+    return [head, *(f"  {seconds:7.3f} s  {PHASES[name]}" for name, seconds in ordered)]
+
+
 def main(run_dir: str) -> int:
-    """Print a block per recovery."""
-    lines = Path(run_dir, "events.jsonl").read_text().splitlines()
-    found = recoveries([json.loads(line) for line in lines])
+    """Print a block per recovery; 1 when there was none."""
+    lines = Path(run_dir, "events.jsonl").read_text(encoding="utf-8").splitlines()
+    found = recoveries(json.loads(line) for line in lines)
     if not found:
         print("no failure was recorded in this run")
         return 1
-    for phases in found:
-        print(f"\nrecovered in {phases[-1][1]:.3f} s after the death was seen:" if phases else "\nnot recovered")
-        for name, seconds in phases:
-            print(f"  {seconds:7.3f} s  {name}")
+    for recovery in found:
+        print("\n".join(["", *describe(recovery)]))
     return 0
 
 

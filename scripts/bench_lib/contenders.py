@@ -44,8 +44,8 @@ class Contender:
 
 
 FTLAUNCH = Contender("ftlaunch", "ftlaunch", "ftlaunch")
-FTLAUNCH_COLD = FTLAUNCH.with_options("ftlaunch, no standby", "--standby", "off")
-FTLAUNCH_WARM = FTLAUNCH.with_options("ftlaunch, standby", "--standby", "on")
+FTLAUNCH_COLD = FTLAUNCH.with_options("ftlaunch (no standby)", "--standby", "off")
+FTLAUNCH_WARM = FTLAUNCH.with_options("ftlaunch (standby)", "--standby", "on")
 # Without this variable torchrun 2.13 never recovers here: the new workers wait for ever on keys of the old ones.
 TORCHRUN = Contender("torchrun", "torchrun", "torchrun", ("--standalone",), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 NVRX = Contender("NVRx 0.4.1", "nvrx", "ft_launcher", ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"))
@@ -80,7 +80,8 @@ def python(venv: str) -> Path:
 def warm_up(venvs: Iterable[str]) -> None:
     """Bring every environment's files into the page cache, so that the first sample is like the others."""
     for venv in sorted(set(venvs) - {"picture"}):
-        subprocess.run([python(venv), "-c", "import torch, torch.distributed, torch.optim"], check=True, cwd="/")
+        code = "import torch, torch.distributed, torch.optim"
+        subprocess.run([python(venv), "-W", "ignore", "-c", code], check=True, cwd="/")
 
 
 def _install_tree() -> None:
@@ -96,5 +97,5 @@ def _install_tree() -> None:
 
 
 def _pip(venv: str, *what: str) -> None:
-    command = [str(python(venv)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what]
+    command = [str(python(venv)), "-m", "pip", "install", "-qq", "--disable-pip-version-check", *what]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""})

@@ -14,7 +14,7 @@ from matplotlib import pyplot
 
 COLOURS = {
     "ftlaunch": "#0b7a53",
-    "ftlaunch, no standby": "#7cc4a4",
+    "ftlaunch (no standby)": "#7cc4a4",
     "torchrun": "#c0562a",
     "NVRx 0.4.1": "#5b5b8c",
     "container restart": "#9a9a9a",
