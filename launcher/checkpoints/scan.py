@@ -22,6 +22,7 @@ from ftlaunch.launcher.checkpoints.siblings import Found
 MAX_ENTRIES = 1_000_000
 MAX_EXAMINED = 2000
 MAX_UNNUMBERED = 50
+MAX_DATED = 5000
 MAX_SKIPPED = 100
 WANTED_WITH_VALIDATOR = 3
 SELF_EVIDENT = frozenset({DCP.name, HF.name})
@@ -69,6 +70,9 @@ class _Scan:
     found: list[Found] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     more_skipped: int = 0
+    temporary: list[tuple[int, str]] = field(default_factory=list)
+    numbered_seen: bool = False
+    """Something numbered was a checkpoint, whole or not: steps are in the names here."""
     seen: dict[tuple[int, int], str] = field(default_factory=dict)
     error: str | None = None
 
@@ -76,7 +80,7 @@ class _Scan:
         numbered, unnumbered = self._sort_names()
         try:
             self._examine_numbered(numbered)
-            self._examine_unnumbered(unnumbered, any_numbered=bool(numbered))
+            self._examine_unnumbered(unnumbered)
         except ValidatorError as error:
             return View(self.root, error=str(error))
         if len(self.listed) >= MAX_ENTRIES:
@@ -85,6 +89,7 @@ class _Scan:
         for one in lacking:
             self._skip(one.path, one.reason)
         whole = self._follow_trackers(siblings.one_per_file_group(whole))
+        self._skip_temporary()
         return View(self.root, _newest_first(whole), self._all_skipped(), self.error)
 
     def _sort_names(self) -> tuple[list[tuple[int, str]], list[str]]:
@@ -97,7 +102,7 @@ class _Scan:
                 continue
             if self.request.pattern is None and names.is_temporary(name):
                 if step is not None or names.mentions_suffix(name):
-                    self._skip(os.path.join(self.root, name), "a temporary name: the save did not finish")
+                    self.temporary.append((-1 if step is None else step, name))
             elif step is None:
                 unnumbered.append(name)
             else:
@@ -148,6 +153,7 @@ class _Scan:
             if fmt is None:
                 self._explain_unknown(entry, step)
                 return False
+            self.numbered_seen = self.numbered_seen or step is not None
             facts = fmt.verify(entry)
             if self.request.validator is not None:
                 self.request.validator.check(path)
@@ -182,20 +188,24 @@ class _Scan:
         candidate = Candidate(entry.path, step, fmt.name, entry.mtime_ns)
         self.found.append(Found(candidate, entry.name, entry.is_dir, facts.parts))
 
-    def _examine_unnumbered(self, unnumbered: list[str], any_numbered: bool) -> None:
+    def _examine_unnumbered(self, unnumbered: list[str]) -> None:
         """What tells no step by its name: ``last.ckpt``, ``ckpt.pt``, the directory itself when it is a checkpoint."""
         before = len(self.found)
         for name in self._recent(unnumbered):
             if self._out_of_time():
-                return
+                break
             self._examine(name, None)
-        self._examine_root()
+        else:
+            self._examine_root()
         fresh = self.found[before:]
-        self.found[before:] = [one for one in fresh if self._may_compete(one, fresh, any_numbered)]
+        self.found[before:] = [one for one in fresh if self._may_compete(one, fresh)]
 
     def _recent(self, unnumbered: Iterable[str]) -> list[str]:
+        telling = sorted(
+            unnumbered, key=lambda name: (not names.is_newest_by_name(name), not names.is_plain(name), name)
+        )
         dated: list[tuple[int, str]] = []
-        for name in unnumbered:
+        for name in telling[:MAX_DATED]:
             path = os.path.join(self.root, name)
             try:
                 dated.append((os.lstat(path).st_mtime_ns, name))
@@ -220,10 +230,10 @@ class _Scan:
         else:
             self._keep(entry, DCP, facts, None)
 
-    def _may_compete(self, one: Found, fresh: list[Found], any_numbered: bool) -> bool:
+    def _may_compete(self, one: Found, fresh: list[Found]) -> bool:
         if one.candidate.step is not None or self.request.pattern is not None or names.is_newest_by_name(one.name):
             return True
-        if any_numbered:
+        if self.numbered_seen:
             self._skip(one.candidate.path, "its step is not known, and others here tell theirs")
             return False
         others = [other for other in fresh if other is not one and other.candidate.step is None]
@@ -260,6 +270,11 @@ class _Scan:
             else:
                 kept.append(one)
         return kept
+
+    def _skip_temporary(self) -> None:
+        for _, name in heapq.nlargest(MAX_SKIPPED, self.temporary):
+            self._skip(os.path.join(self.root, name), "a temporary name: the save did not finish")
+        self.more_skipped += max(0, len(self.temporary) - MAX_SKIPPED)
 
     def _skip(self, path: str, reason: str) -> None:
         if len(self.skipped) < MAX_SKIPPED:

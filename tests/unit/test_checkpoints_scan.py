@@ -189,14 +189,15 @@ def test_work_is_bounded_in_a_huge_directory(tmp_path: Path, monkeypatch: pytest
     assert "more entries were skipped" in view.skipped[-1].reason
 
 
-def test_foreign_files_in_any_number_hide_nothing(tmp_path: Path) -> None:
-    for number in range(3000):
+def test_foreign_files_in_any_number_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "MAX_EXAMINED", 20)
+    for number in range(300):
         (tmp_path / f"step_{number + 10}.log").touch()
         (tmp_path / f"step_{number + 10}.pt.tmp").touch()
     files.dcp(tmp_path / "step_1")
     view = look(tmp_path)
     assert steps(view) == [1]
-    assert view.skipped[-1].reason == "2900 more entries were skipped"
+    assert view.skipped[-1].reason == "200 more entries were skipped"
 
 
 def test_enough_complete_ones_end_the_scan(tmp_path: Path) -> None:
@@ -414,6 +415,24 @@ def test_file_without_a_step_beside_numbered_ones(tmp_path: Path) -> None:
     view = look(tmp_path)
     assert complete(view) == ["step_200.pt", "last.pt", "step_100.pt"]
     assert "its step is not known" in reason(view, "final_weights.pt")
+
+
+def test_numbered_things_that_are_no_checkpoints_do_not_count(tmp_path: Path) -> None:
+    files.torch_file(tmp_path / "ckpt.pt")
+    (tmp_path / "version_0").mkdir()
+    (tmp_path / "version_0" / "metrics.csv").write_text("x")
+    assert complete(look(tmp_path)) == ["ckpt.pt"]
+    files.cut(files.torch_file(tmp_path / "ckpt_10.pt"))
+    assert complete(look(tmp_path)) == [], "an incomplete one does: ckpt.pt may be anything"
+
+
+def test_what_matters_is_named_before_temporary_leftovers(tmp_path: Path) -> None:
+    for number in range(200):
+        (tmp_path / f"tmp_{number}").mkdir()
+    files.cut(files.torch_file(tmp_path / "ckpt_10.pt"))
+    view = look(tmp_path)
+    assert [os.path.basename(one.path) for one in view.skipped[:3]] == ["ckpt_10.pt", "tmp_199", "tmp_198"]
+    assert view.skipped[-1].reason == "101 more entries were skipped"
 
 
 def test_safetensors(tmp_path: Path) -> None:
