@@ -21,7 +21,7 @@ def main() -> None:
         parsed = cli.parse(sys.argv[1:], os.environ)
         from ftlaunch.launcher.job import run_job
 
-        code = run_job(parsed.config, parsed.notes, early)
+        code = run_job(parsed, early)
     except FtlaunchError as error:
         sys.stderr.write(f"ftlaunch: {error}\n")
         code = int(error.exit_code)

@@ -23,10 +23,14 @@ from ftlaunch.launcher.resolve import resolve
 
 @dataclass(frozen=True)
 class Parsed:
-    """A usable command line. ``notes`` are for the user's eyes, one line each; none of them is an error."""
+    """A usable command line. ``notes`` are for the user's eyes, one line each; none of them is an error.
+
+    ``infos`` are for those who ask for them with ``--log-level INFO``.
+    """
 
     config: Config
     notes: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], machine: Machine | None = None) -> Parsed:
@@ -46,7 +50,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], machine: Machine | No
     config = resolve(settings, scanned.script, scanned.script_args, environ, machine or this_machine())
     if settings["print-config"]:
         _finish(print_config.render(settings, config))
-    return Parsed(config, tuple(settings.notes))
+    return Parsed(config, tuple(settings.notes), tuple(settings.infos))
 
 
 def help_page() -> str:

@@ -8,10 +8,10 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
@@ -19,7 +19,7 @@ from ftlaunch.launcher import kernel, numa, signals, staleness
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
-from ftlaunch.launcher.errors import FtlaunchError
+from ftlaunch.launcher.errors import FtlaunchError, UsageError
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.guard import Guard
 from ftlaunch.launcher.hearing import Hearing
@@ -30,12 +30,14 @@ from ftlaunch.launcher.output.pump import OutputPump
 from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
+from ftlaunch.launcher.resolve import requires_nodes
 from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 
 if TYPE_CHECKING:
+    from ftlaunch.launcher.cli import Parsed
     from ftlaunch.rendezvous.interface import Rendezvous
 
 
@@ -88,7 +90,7 @@ def open_place(config: Config, say: Say) -> Place:
     return Place(run, layout, EventLog(run.events if run else None, say.warning))
 
 
-def run_job(config: Config, notes: Sequence[str], early: signals.EarlySignals) -> int:
+def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
     """Run the job to its end and return the agent's exit code.
 
     Raises :class:`FtlaunchError` for what is found wrong before anything was spawned.
@@ -96,14 +98,22 @@ def run_job(config: Config, notes: Sequence[str], early: signals.EarlySignals) -
     from ftlaunch.launcher.output.console import ensure_standard_fds
     from ftlaunch.launcher.say import speak
 
+    config = parsed.config
+    if requires_nodes(config):
+        raise UsageError(
+            f"rendezvous backend {config.rendezvous.backend} is not there yet: "
+            "leave out --nnodes and the --rdzv options to run on one node"
+        )
     ensure_standard_fds()
     kernel.require_pidfd()
     console = Console()
     say = speak(console, config.logs.level)
     report = ""
     try:
-        for note in notes:
+        for note in parsed.notes:
             say.notice(note)
+        for info in parsed.infos:
+            say.info(info)
         place = open_place(config, say)
         job = Job(config, console, say, place, early)
         code, report = asyncio.run(job.run())
@@ -191,7 +201,7 @@ class Job:
             self._tell,
         )
 
-    def _tell(self, name: str, *, reason: str = "", say: bool = False, **fields: object) -> None:
+    def _tell(self, name: str, *, reason: str = "", say: bool = False, **fields: Any) -> None:
         """An event of the parts that decide nothing."""
         self.place.events.write(name, reason=reason or None, **fields)
         if say:

@@ -136,4 +136,6 @@ def interpreter_argv(command: CommandConfig) -> tuple[str, ...]:
 
 
 def _substitute(argument: str, local_rank: int, resume: str | None) -> str:
-    return argument.replace("${local_rank}", str(local_rank)).replace("{resume}", resume or "")
+    argument = argument.replace("${local_rank}", str(local_rank))
+    # Only where there is something to put in: without --checkpoint-dir the text is the script's own.
+    return argument if resume is None else argument.replace("{resume}", resume)

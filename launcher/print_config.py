@@ -25,8 +25,8 @@ def render(settings: Settings, config: Config) -> str:
         if rows:
             lines += ["", f"# {group}", *rows]
     lines += ["", "# Command of each rank", *_command(config)]
-    if settings.notes:
-        lines += ["", "# Notes", *(_printable(note) for note in settings.notes)]
+    if settings.notes or settings.infos:
+        lines += ["", "# Notes", *(_printable(note) for note in (*settings.notes, *settings.infos))]
     return "\n".join(lines) + "\n"
 
 

@@ -132,7 +132,7 @@ def _omp_threads(settings: Settings, nproc: int, environ: Mapping[str, str], mac
     if nproc == 1:
         return None
     settings.derive("omp-threads", 1, "1", "several ranks share the CPUs")
-    settings.notes.append("OMP_NUM_THREADS is set to 1 for each rank; --omp-threads auto shares the CPUs out instead")
+    settings.infos.append("OMP_NUM_THREADS is set to 1 for each rank; --omp-threads auto shares the CPUs out instead")
     return 1
 
 

@@ -51,6 +51,8 @@ class Settings:
     def __init__(self, settings: dict[str, Setting], notes: list[str]) -> None:
         self._settings = settings
         self.notes = notes
+        self.infos: list[str] = []
+        """What only those want to read who ask for it with ``--log-level INFO``."""
 
     def __getitem__(self, name: str) -> Any:
         return self._settings[name].value
