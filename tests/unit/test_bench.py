@@ -1,0 +1,141 @@
+"""The arithmetic behind the numbers: what a fault cost, goodput, medians, what is kept of an interrupted bench."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recovery_time
+from bench_lib import contenders
+from bench_lib.__main__ import measure as take_all
+from bench_lib.__main__ import parse_args
+from bench_lib.items import ITEMS, QUICK, Settings
+from bench_lib.results import Results, Sample, lines, load, machine
+from bench_lib.runner import Failed
+from drills import recovery
+
+
+def story_of(*rows: tuple[float, int, int, str, int]) -> list[dict[str, Any]]:
+    """Events from (t, rank, pid, event, step); the first line of a script runs half a second before its start."""
+    keys = ("t", "rank", "pid", "event", "step")
+    return [{**dict(zip(keys, row, strict=True)), "t_first": row[0] - 0.5, "kind": "kill"} for row in rows]
+
+
+KILLED = story_of(
+    (1.0, 0, 10, "start", 0),
+    (1.0, 1, 11, "start", 0),
+    (2.0, 0, 10, "step", 1),
+    (3.0, 0, 10, "step", 2),
+    (3.0, 1, 11, "fault", 2),
+    (3.1, 0, 10, "step", 3),
+    (5.0, 0, 20, "start", 1),
+    (5.2, 1, 21, "start", 1),
+    (6.0, 0, 20, "step", 2),
+    (7.0, 0, 20, "step", 3),
+    (7.5, 0, 20, "done", 3),
+)
+
+
+def test_recovery_counts_from_the_fault_and_not_with_a_survivors_last_step() -> None:
+    (found,) = recovery.recoveries(KILLED)
+    assert (found.kind, found.step) == ("kill", 2)
+    assert (found.respawn_s, found.resume_s) == pytest.approx((1.5, 3.0))
+
+
+def test_a_fault_without_recovery_never_resumes() -> None:
+    (found,) = recovery.recoveries(KILLED[:6])
+    assert found.respawn_s == found.resume_s == float("inf")
+
+
+def test_goodput_counts_each_step_once_or_as_often_as_it_was_done() -> None:
+    share = recovery.goodput(KILLED, wall_s=10.0)
+    assert share.training == pytest.approx((1.0 + 1.0 + 0.1) / 10)
+    assert share.infrastructure == pytest.approx((1.0 + 1.0 + 0.1 + 1.0 + 1.0) / 10)
+    assert recovery.done(KILLED) == {0}
+
+
+def test_events_are_read_in_order_and_without_the_line_that_was_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "rank0.jsonl").write_text('{"t": 2.0, "event": "step"}\n{"t": 3.0, "ev')
+    (tmp_path / "rank1.jsonl").write_text('{"t": 1.0, "event": "step"}\n')
+    assert [(event["t"], event["rank"]) for event in recovery.events(tmp_path)] == [(1.0, 1), (2.0, 0)]
+
+
+def test_recovery_report_tells_phases_from_the_death_on() -> None:
+    events = [
+        {"event": "failure_detected", "monotonic": 100.002, "at": 100.0, "reason": "was killed by SIGKILL"},
+        {"event": "rendezvous_completed", "monotonic": 100.01},
+        {"event": "workers_stopped", "monotonic": 100.03},
+        {"event": "workers_started", "monotonic": 100.05},
+        {"event": "training_resumed", "monotonic": 100.2},
+        {"event": "workers_stopped", "monotonic": 110.0},
+    ]
+    (found,) = recovery_time.recoveries(events)
+    text = recovery_time.describe(found)
+    assert text[0] == "a rank was killed by SIGKILL: training resumed 0.200 s later"
+    assert text[3] == "    0.030 s  the old workers are gone"
+    (unfinished,) = recovery_time.recoveries(events[:1])
+    assert "not recovered" in recovery_time.describe(unfinished)[0]
+
+
+def test_item_letters_and_what_each_compares() -> None:
+    assert "".join(item.letter for item in ITEMS) == "abcdefghi"
+    assert all(item.contenders[0].name.startswith("ftlaunch") for item in ITEMS)
+
+
+def test_contender_builds_its_command_line() -> None:
+    command = contenders.TORCHRUN.command(Path("train.py"), 2, 3)
+    assert command[1:] == ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "train.py"]
+    assert contenders.FTLAUNCH_COLD.command(Path("t.py"), 1)[1:3] == ["--standby", "off"]
+
+
+def test_bad_item_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse_args(["--only", "az"])
+    assert stop.value.code == 2
+    assert "no item z" in capsys.readouterr().err
+
+
+@pytest.fixture
+def about() -> dict[str, Any]:
+    return {**machine(), "versions": {"torch": "1"}}
+
+
+def test_contenders_take_turns_and_a_failure_is_recorded(
+    tmp_path: Path, about: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = []
+
+    def sample(contender: contenders.Contender, settings: Settings) -> dict[str, float]:
+        order.append(contender.name)
+        if contender is contenders.NVRX:
+            raise Failed("did not end")
+        return {"wall_s": float(len(order))}
+
+    item = replace(ITEMS[0], sample=sample)
+    results = Results(tmp_path / "deep" / "results.json", about, [])
+    take_all([item], parse_args(["--repeat", "2"]), QUICK, results)
+    first = [contender.name for contender in item.contenders]
+    assert order == first + first[::-1]
+    again = load(results.path, about)
+    assert again.values("a", "ftlaunch", "wall_s") == [1.0, 6.0]
+    assert [sample.error for sample in again.samples if sample.error] == ["Failed: did not end"] * 2
+    document = json.loads(results.path.read_text())
+    assert document["medians"]["a"]["ftlaunch"] == {"wall_s": 3.5}
+
+    order.clear()
+    take_all([item], parse_args(["--repeat", "2", "--resume"]), QUICK, again)
+    assert order == ["NVRx 0.4.1"] * 2, "only what failed is tried again"
+    text = "\n".join(lines(again, [item]))
+    assert "2 failed: Failed: did not end" in text and "ftlaunch" in text
+    capsys.readouterr()
+
+
+def test_an_item_measured_again_replaces_its_samples_only(tmp_path: Path, about: dict[str, Any]) -> None:
+    results = Results(tmp_path / "r.json", about, [Sample("a", "x", 0, {"v": 1.0}), Sample("b", "x", 0, {"v": 2.0})])
+    results.forget("a")
+    results.add(Sample("a", "x", 0, {"v": 3.0}))
+    assert results.values("a", "x", "v") == [3.0] and results.values("b", "x", "v") == [2.0]

@@ -1,0 +1,73 @@
+"""What the pages say is what the code does: options, exit codes, files, event names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import document_options
+import recovery_time
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.options import OPTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+# Options of other commands that the pages mention.
+FOREIGN = {
+    *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
+    *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help"),
+}
+
+
+def test_options_page_is_the_table_in_the_code() -> None:
+    assert (ROOT / "docs" / "options.md").read_text() == document_options.text(), (
+        "run: .venv/bin/python scripts/document_options.py"
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "options.md"], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_options_on_pages_exist(page: Path) -> None:
+    known = {f"--{option.name}" for option in OPTIONS} | FOREIGN
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b", page.read_text()))
+    assert {option for option in said if option not in known and not peers_option(option)} == set()
+
+
+def peers_option(option: str) -> bool:
+    return option.startswith("--ft-")
+
+
+def test_options_that_torchrun_lacks_are_all_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    own = {option.name for option in OPTIONS if not option.torchrun and option.name not in {"use-env", "version"}}
+    rare = {"allow-multiple-agents-per-node", "python"}
+    assert {name for name in own - rare if f"`--{name}`" not in text and f"`--{name} " not in text} == set()
+
+
+def test_exit_codes_of_the_readme_are_those_of_the_code() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
+    said = {int(number) for cell in cells for number in re.findall(r"\b\d+\b", cell)} - {128}
+    assert said == {int(code) for code in ExitCode}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_source_files_named_by_the_architecture_page_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("| in `launcher/` | |")[2].partition("\n## ")[0]
+    names = re.findall(r"`([\w*]+(?:\.py|/))`", table)
+    assert len(names) > 20
+    assert [name for name in names if not list((ROOT / "launcher").glob(name.rstrip("/")))] == []
+
+
+def test_phases_of_a_recovery_are_events_that_the_agent_writes() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
+    assert [name for name in recovery_time.PHASES if f'"{name}"' not in source] == []
