@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ftlaunch.launcher import actions as do
@@ -17,8 +18,11 @@ from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.decide import decide
 from ftlaunch.launcher.errors import InvalidTransition
+from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.state import Judge, State
-from ftlaunch.rendezvous.interface import Rendezvous
+from ftlaunch.rendezvous.interface import Joining, Rendezvous
+
+Offer = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str, Any]]]
 
 _log = logging.getLogger(__name__)
 _STORY = 50
@@ -60,6 +64,7 @@ class Agent:
         self._leaving: asyncio.Task[None] | None = None
         self._exit: asyncio.Future[do.Exit] | None = None
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
+        self._offer: Offer | None = None
         self._finish_timeout_s = 300.0
 
     def employ(self, crew: Crew) -> None:
@@ -69,6 +74,10 @@ class Agent:
     def reclaim_with(self, reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]]) -> None:
         """Use this to get GPU memory back; it returns Reclaimed or NodeUnhealthy."""
         self._reclaim = reclaim
+
+    def offer_with(self, offer: Offer) -> None:
+        """Ask this what the node has to offer before it joins a generation."""
+        self._offer = offer
 
     async def run(self) -> do.Exit:
         """Run to the end. Raises :class:`InvalidTransition` only for a defect of ftlaunch."""
@@ -116,7 +125,7 @@ class Agent:
             self._direct(action)
         elif isinstance(action, do.Join):
             self._withdraw_leave()
-            self._rendezvous.join(action.joining)
+            self._join(action.joining)
         elif isinstance(action, do.Announce):
             self._rendezvous.announce_failure(action.generation, action.reason)
         elif isinstance(action, do.Conclude):
@@ -154,6 +163,17 @@ class Agent:
             action.generation, action.outcome, action.exit_code, action.reason, self._finish_timeout_s
         )
         self.post(ev.Left(code))
+
+    def _join(self, joining: Joining) -> None:
+        if self._offer is None:
+            self._rendezvous.join(joining)
+        else:
+            self.begin(self._join_with_offers(joining))
+
+    async def _join_with_offers(self, joining: Joining) -> None:
+        if self._offer is not None:
+            joining = replace(joining, offers=await self._offer(self.state.history))
+        self._rendezvous.join(joining)
 
     def _withdraw_leave(self) -> None:
         """A peer failed while we waited for it at the end: our ranks are needed once more."""

@@ -38,7 +38,8 @@ from ftlaunch.launcher.state import State
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
-    from ftlaunch.rendezvous.interface import Rendezvous
+    from ftlaunch.launcher.resume import Resume
+    from ftlaunch.rendezvous.interface import Publish, Rendezvous
 
 
 @dataclass(frozen=True)
@@ -173,15 +174,19 @@ class Job:
             self.config, self.marker, hearing.socket_path, self.lifeline, self.dumps, binding.cpus, self.place.layout
         )
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
-        rendezvous = make_rendezvous(self.config)
+        helpers: set[int] = set()
+        resume = self._make_resume(helpers)
         agent = Agent(
-            State(slots=self.config.workers.nproc),
+            State(slots=self.config.workers.nproc, joins_late=resume is not None),
             partial(_judge, self.config.restarts),
-            rendezvous,
+            make_rendezvous(self.config, resume.publish if resume is not None else None),
             narrator,
         )
+        if resume is not None:
+            agent.offer_with(resume.offers)
         output = RankOutput(self.pump, self.config.workers.role)
         crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
+        crew.helpers = helpers
         crew.pool = self._make_pool(plan, output, agent)
         agent.employ(crew)
         hearing.use_dumps(self.dumps, narrator.add_evidence)
@@ -200,6 +205,13 @@ class Job:
             partial(staleness.fingerprint, paths),
             self._tell,
         )
+
+    def _make_resume(self, helpers: set[int]) -> Resume | None:
+        if self.config.checkpoints.directory is None:
+            return None
+        from ftlaunch.launcher.resume import Resume
+
+        return Resume(self.config.checkpoints, self.config.environment, self._tell, helpers)
 
     def _tell(self, name: str, *, reason: str = "", say: bool = False, **fields: Any) -> None:
         """An event of the parts that decide nothing."""
@@ -249,12 +261,12 @@ class Job:
         return ending.report(self, end, state, narrator)
 
 
-def make_rendezvous(config: Config) -> Rendezvous:
+def make_rendezvous(config: Config, publish: Publish | None = None) -> Rendezvous:
     """The backend that the configuration names."""
     from ftlaunch.rendezvous.local import LocalRendezvous
 
     meeting = config.rendezvous
-    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port)
+    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port, publish)
 
 
 def _judge(config: RestartConfig, history: tuple[GenerationRecord, ...], now: float) -> Verdict:

@@ -25,7 +25,8 @@ DEVICES = "GPUs and CPUs"
 OUTPUT = "Output and records"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GENERAL = "General"
-GROUPS = (WORKERS, RENDEZVOUS, SCRIPT, RESTARTS, STALLS, STANDBY, DEVICES, OUTPUT, NO_EFFECT, GENERAL)
+CHECKPOINTS = "Resuming from checkpoints"
+GROUPS = (WORKERS, RENDEZVOUS, SCRIPT, RESTARTS, CHECKPOINTS, STALLS, STANDBY, DEVICES, OUTPUT, NO_EFFECT, GENERAL)
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -107,6 +108,12 @@ OPTIONS: tuple[Option, ...] = (
               "restarts.max_restarts", parse=whole(0), metavar="N"),
     _own("max-no-progress", RESTARTS, "End the job after so many generations in a row without progress.",
          "restarts.max_no_progress", parse=whole(1), default="3", metavar="N"),
+    _own("restart-budget", RESTARTS, "At most N restarts within any such time, in place of --max-no-progress.",
+         "restarts.budget", parse=values.restart_budget, metavar="N/DURATION"),
+    _own("retry-exit-codes", RESTARTS, "Exit codes that are always worth a restart, as far as the limits go.",
+         "restarts.retry_exit_codes", parse=values.exit_codes, default="", metavar="CODE,CODE"),
+    _own("fatal-exit-codes", RESTARTS, "Exit codes that end the job at once.", "restarts.fatal_exit_codes",
+         parse=values.exit_codes, default="", metavar="CODE,CODE"),
     _own("kill-grace", RESTARTS, "Time between SIGTERM and SIGKILL for survivors of a failure that handle SIGTERM.",
          "stop.kill_grace_s", parse=duration, default="2", metavar="DURATION"),
     _own("checkpoint-grace", RESTARTS, "The same for a rank that is writing a checkpoint.",
@@ -124,6 +131,19 @@ OPTIONS: tuple[Option, ...] = (
          "heartbeat.exit_barrier_timeout_s", parse=duration, default="300", metavar="DURATION"),
     _own("torchrun-exit-codes", RESTARTS, "End with 1 whatever failed, as torchrun does.", "torchrun_exit_codes",
          flag=True),
+
+    _own("checkpoint-dir", CHECKPOINTS, "Where the script saves. The newest complete checkpoint is handed to the ranks "
+         "as FTLAUNCH_RESUME_FROM and in place of {resume} in the script's arguments.", "checkpoints.directory",
+         metavar="DIR"),
+    _own("checkpoint-format", CHECKPOINTS, "auto, dcp, torch, hf, lightning, megatron, nemo or custom.",
+         "checkpoints.format", default="auto", metavar="NAME",
+         parse=choice("auto", "dcp", "torch", "hf", "lightning", "megatron", "nemo", "custom")),
+    _own("checkpoint-pattern", CHECKPOINTS, "Regular expression for the names of checkpoints; its group 'step' is the "
+         "step.", "checkpoints.pattern", metavar="REGEX"),
+    _own("checkpoint-validator", CHECKPOINTS, "Command that gets a path and ends with 0 when that checkpoint is "
+         "complete.", "checkpoints.validator", metavar="COMMAND"),
+    _own("checkpoint-storage", CHECKPOINTS, "Whether all nodes see the same files, or each its own.",
+         "checkpoints.shared_storage", parse=choice("shared", "local"), default="shared", metavar="shared|local"),
 
     _own("heartbeat", STALLS, "Whether ranks are listened to at all.", "heartbeat.enabled", parse=values.on_off,
          default="on", metavar="on|off"),
@@ -178,6 +198,8 @@ OPTIONS: tuple[Option, ...] = (
               parse=values.filters, default="", metavar="TEXT,TEXT"),
     _torchrun("event-log-handler", OUTPUT, "console shows events of the run on stderr; null: no.",
               "logs.event_log_handler", parse=values.one_line, default="null", metavar="NAME"),
+    _own("log-file-limit", OUTPUT, "Largest size of one log file; then it is rotated, once.", "logs.max_file_bytes",
+         parse=values.size, default="1G", metavar="SIZE"),
     _own("log-level", OUTPUT, "How much ftlaunch says itself.", "logs.level", parse=values.log_level,
          default="WARNING", also=("LOGLEVEL",), metavar="LEVEL"),
 

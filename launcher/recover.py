@@ -55,13 +55,20 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
         ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
         return replace(state, ending=ending, recovery=None), (said, stop, conclude)
     recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0)
-    join = Join(Joining(failure.generation + 1, state.slots, verdict.counts))
-    actions: list[Action] = [said, stop, join, conclude]
+    recovery = replace(recovery, counts=verdict.counts)
+    actions: list[Action] = [said, stop, conclude]
+    if not state.joins_late:
+        actions.insert(2, join_next(state, recovery))
     if failure.own:
         actions.insert(2, Announce(failure.generation, failure.reason))
     if recovery.delayed:
         actions.append(WakeAt(failure.generation, recovery.not_before))
     return replace(state, recovery=recovery), tuple(actions)
+
+
+def join_next(state: State, recovery: Recovery) -> Join:
+    """Ask for the generation after this one."""
+    return Join(Joining(state.generation + 1, state.slots, recovery.counts))
 
 
 def _manner(failure: ev.Failure) -> Manner:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ftlaunch.launcher import devices
 from ftlaunch.launcher.config import (
+    CheckpointConfig,
     CommandConfig,
     CommandKind,
     Config,
@@ -44,7 +45,8 @@ def resolve(
         command=wanted,
         rendezvous=meeting,
         workers=workers,
-        restarts=RestartConfig(settings["max-restarts"], settings["max-no-progress"]),
+        restarts=_restarts(settings),
+        checkpoints=_checkpoints(settings),
         stop=_stop(settings),
         heartbeat=_heartbeat(settings),
         standby=_standby(settings),
@@ -136,6 +138,37 @@ def _omp_threads(settings: Settings, nproc: int, environ: Mapping[str, str], mac
     return 1
 
 
+def _restarts(settings: Settings) -> RestartConfig:
+    both = settings["retry-exit-codes"] & settings["fatal-exit-codes"]
+    if both:
+        raise UsageError(f"exit code {min(both)} is in --retry-exit-codes and in --fatal-exit-codes: leave one out")
+    return RestartConfig(
+        max_restarts=settings["max-restarts"],
+        max_no_progress=settings["max-no-progress"],
+        budget=settings["restart-budget"],
+        retry_exit_codes=settings["retry-exit-codes"],
+        fatal_exit_codes=settings["fatal-exit-codes"],
+    )
+
+
+def _checkpoints(settings: Settings) -> CheckpointConfig:
+    config = CheckpointConfig(
+        directory=_folder(settings, "checkpoint-dir"),
+        format=settings["checkpoint-format"],
+        pattern=settings["checkpoint-pattern"],
+        validator=settings["checkpoint-validator"],
+        shared_storage=settings["checkpoint-storage"] == "shared",
+    )
+    if config.directory is not None:
+        from ftlaunch.launcher.checkpoints import child
+
+        try:
+            child.check(config)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    return config
+
+
 def _stop(settings: Settings) -> StopConfig:
     return StopConfig(
         kill_grace_s=settings["kill-grace"],
@@ -189,6 +222,7 @@ def _logs(settings: Settings, environ: Mapping[str, str], nproc: int) -> LogConf
         prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         level=settings["log-level"],
         event_log_handler=settings["event-log-handler"],
+        max_file_bytes=settings["log-file-limit"],
     )
 
 

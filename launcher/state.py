@@ -60,6 +60,8 @@ class Recovery:
     stopped: bool = False
     reclaimed: bool = False
     world: World | None = None
+    counts: bool = True
+    """Whether the restart counts against the budget."""
     not_before: float = 0.0
     delayed: bool = False
 
@@ -80,6 +82,8 @@ class State:
     """The whole of it. ``generation`` is -1 before the first one."""
 
     slots: int
+    joins_late: bool = False
+    """Join only when the old generation is gone: what this node offers depends on what its ranks have written."""
     phase: Phase = Phase.JOINING
     generation: int = -1
     world: World | None = None

@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from ftlaunch.launcher.config import Stream
+from ftlaunch.launcher.config import RestartBudget, Stream
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d)?", re.ASCII)
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -142,6 +142,33 @@ def processes(value: str) -> int | str:
         return whole(1)(stripped)
     except ValueError:
         raise ValueError("must be a number of at least 1, or auto, gpu, cpu or xpu") from None
+
+
+def restart_budget(value: str) -> RestartBudget:
+    """``N/DURATION``: ``5/1h`` allows five restarts within any hour."""
+    count, slash, window = value.partition("/")
+    try:
+        if not slash:
+            raise ValueError(value)
+        return RestartBudget(whole(1)(count.strip()), positive_duration(window))
+    except ValueError:
+        raise ValueError("must be a number of restarts and a time, such as 5/1h") from None
+
+
+def exit_codes(value: str) -> frozenset[int]:
+    """Exit codes from 1 to 255 with commas between."""
+    try:
+        return frozenset(whole(1, 255)(word) for word in words(value))
+    except ValueError:
+        raise ValueError("must be exit codes from 1 to 255 with commas between") from None
+
+
+def size(value: str) -> int:
+    """Bytes, or a number with a binary unit: ``64K``, ``500M``, ``1G``. Returns bytes."""
+    match = re.fullmatch(r"(\d{1,15})([KMGT]?)(?:iB|B)?", value.strip(), re.ASCII | re.IGNORECASE)
+    if match is None or int(match.group(1)) == 0:
+        raise ValueError("must be a number of bytes, or one with a unit, such as 500M or 1G")
+    return int(match.group(1)) << 10 * " KMGT".index(match.group(2).upper() or " ")
 
 
 def threads(value: str) -> int | str:

@@ -7,7 +7,7 @@ agent's event loop. Every event carries the generation it speaks of; the agent d
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -117,6 +117,9 @@ class JoinFailed:
     generation: int
     reason: str
 
+
+Publish = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+"""Run on the leader: what to share with all, from what each member offered, in group rank order. Pure and quick."""
 
 RendezvousEvent = Union[WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, JoinFailed]
 OnEvent = Callable[[RendezvousEvent], None]

@@ -12,6 +12,7 @@ from ftlaunch.rendezvous.interface import (
     Member,
     OnEvent,
     Outcome,
+    Publish,
     RendezvousEvent,
     SettingsError,
     World,
@@ -25,11 +26,18 @@ class LocalRendezvous:
     The port of the current generation stays reserved until the next one is agreed: see :mod:`.ports`.
     """
 
-    def __init__(self, run_id: str = "", master_addr: str | None = None, master_port: int | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str = "",
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        publish: Publish | None = None,
+    ) -> None:
         self.run_id = run_id or uuid.uuid4().hex
         self._master_addr = master_addr or "localhost"
         self._master_port = master_port
         self._reservation: ports.PortReservation | None = None
+        self._publish = publish
         self._restarts = 0
         self._on_event: OnEvent | None = None
 
@@ -80,7 +88,7 @@ class LocalRendezvous:
                 master_port=port,
                 restart_count=self._restarts,
                 run_id=self.run_id,
-                shared=joining.offers,
+                shared=self._publish([joining.offers]) if self._publish is not None else {},
             )
         )
 

@@ -8,7 +8,7 @@ from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Exit, Leave, Manner, Reclaim, Record
 from ftlaunch.launcher.errors import InvalidTransition
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.recover import finish_stop, start_if_ready
+from ftlaunch.launcher.recover import finish_stop, join_next, start_if_ready
 from ftlaunch.launcher.state import Ending, Judge, Phase, State
 from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, end, ignore, on
 from ftlaunch.rendezvous import interface as rdzv
@@ -24,7 +24,8 @@ def _workers_gone(state: State, event: ev.WorkersGone, now: float, judge: Judge)
     if state.recovery is None:
         raise InvalidTransition("workers are gone, but neither a recovery nor an ending was decided")
     state = replace(state, phase=Phase.RECLAIMING, recovery=replace(state.recovery, stopped=True))
-    return Decision(state, (record, Reclaim(event.generation)), "no worker is left")
+    joins = (join_next(state, state.recovery),) if state.joins_late and state.recovery is not None else ()
+    return Decision(state, (record, *joins, Reclaim(event.generation)), "no worker is left")
 
 
 @on(ev.WorkersUnkillable, Phase.STOPPING)

@@ -31,8 +31,18 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
     record = Record(
         "rendezvous_completed",
         world.generation,
-        fields={"nodes": len(world.members), "world_size": world.world_size, "group_rank": world.group_rank},
+        fields={
+            "nodes": len(world.members),
+            "world_size": world.world_size,
+            "group_rank": world.group_rank,
+            **{
+                key: world.shared[key] for key in ("resume_from", "resume_step", "resume_reason") if key in world.shared
+            },
+        },
     )
+    if "refused" in world.shared:
+        code = int(world.shared.get("refused_code", ExitCode.NO_PROGRESS))
+        return end(state, Ending(Outcome.FAILED, code, str(world.shared["refused"])), Manner.NOW)
     state = replace(state, recovery=replace(state.recovery, world=world))
     state, actions = start_if_ready(state, now)
     return Decision(state, (record, *actions), f"generation {world.generation} agreed on")

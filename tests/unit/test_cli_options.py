@@ -282,7 +282,7 @@ def test_omp_threads(arguments: list[str], environ: dict[str, str], expected: in
 
 def test_the_omp_line_comes_once_and_only_when_we_chose() -> None:
     def lines(environ: dict[str, str]) -> list[str]:
-        notes = cli.parse(["--nproc-per-node", "2", "-m", "train"], environ, machine()).notes
+        notes = cli.parse(["--nproc-per-node", "2", "-m", "train"], environ, machine()).infos
         return [note for note in notes if "OMP_NUM_THREADS" in note]
 
     assert len(lines({})) == 1

@@ -1,0 +1,109 @@
+"""Proof that the kernel killed a rank for lack of memory: its group's counters before and after, and the kernel log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftlaunch.launcher.evidence.cgroups import Counters, Group, kills_all_at_once, locate, read_counters
+from ftlaunch.launcher.evidence.kernel_log import KernelLog, KilledProcess, parse_killed, pids_are_ours
+
+
+@dataclass(frozen=True)
+class OomKill:
+    """The kernel killed ``count`` processes of one group since the last look."""
+
+    group: Path
+    count: int
+    limit: int | None = None
+    peak: int | None = None
+    whole_machine: bool = False
+    resident: int | None = None
+
+
+@dataclass(frozen=True)
+class OomFacts:
+    """What happened since the generation began. ``groups``: in which group each followed pid was."""
+
+    kills: tuple[OomKill, ...] = ()
+    killed: tuple[KilledProcess, ...] = ()
+    """Named by the kernel log, with pids as we know them; empty where the log can't be read or numbers otherwise."""
+    groups: Mapping[int, Path] = field(default_factory=dict)
+    hit_limit: tuple[OomKill, ...] = ()
+    """Groups that ran into their limit without a kill: the kernel found other memory to take back."""
+
+    def of(self, pid: int) -> OomKill | None:
+        """The kill that may explain the death of ``pid``: its own by the log, else one in its group."""
+        in_group = next((kill for kill in self.kills if kill.group == self.groups.get(pid)), None)
+        named = next((process for process in self.killed if process.pid == pid), None)
+        if named is not None:
+            known = in_group or OomKill(Path(), 1)
+            return OomKill(known.group, known.count, known.limit, known.peak, named.whole_machine, named.resident)
+        if in_group is not None and self.killed and len(self.killed) >= in_group.count:
+            # The log names everybody who was killed, and this one is not among them.
+            return None
+        return in_group
+
+    def named(self, pid: int) -> bool:
+        """Whether the kernel log names this very process."""
+        return any(process.pid == pid for process in self.killed)
+
+
+class OomWatch:
+    """Follows the groups of one generation at a time. Costs a few reads of small files, no polling."""
+
+    def __init__(self, log: KernelLog | None = None, proc: str = "/proc") -> None:
+        self._log = log if pids_are_ours() else None
+        self._proc = proc
+        self._groups: dict[int, Group] = {}
+        self._before: dict[Path, Counters] = {}
+        self._killed: tuple[KilledProcess, ...] = ()
+
+    def begin(self, pids: Collection[int]) -> None:
+        """Remember the counters of these processes' groups and of our own. As soon as they run."""
+        self._groups, self._before, self._killed = {}, {}, ()
+        for pid in (*pids, os.getpid()):
+            group = locate(pid, self._proc)
+            if group is not None:
+                self._groups[pid] = group
+                if group.path not in self._before:
+                    self._before[group.path] = read_counters(group) or Counters()
+        if self._log is not None:
+            self._log.read_new()
+
+    def look(self) -> OomFacts:
+        """What the kernel did since :meth:`begin`. The counters rise before a killed process is dead."""
+        by_path = {group.path: group for group in self._groups.values()}
+        changes = [(path, self._before[path], read_counters(group)) for path, group in by_path.items()]
+        kills, hits = [], []
+        for path, before, after in changes:
+            if after is None:
+                continue
+            count = after.kills - before.kills
+            if count > 0:
+                kills.append(OomKill(path, count, after.limit, after.peak, after.limit is None))
+            elif after.limit_hits > before.limit_hits:
+                hits.append(OomKill(path, 0, after.limit, after.peak))
+        lines = [] if self._log is None else self._log.read_new()
+        self._killed += tuple(process for process in map(parse_killed, lines) if process is not None)
+        return OomFacts(
+            tuple(kills),
+            self._killed,
+            {pid: group.path for pid, group in self._groups.items()},
+            tuple(hits),
+        )
+
+
+def warn_of_group_kill(proc: str = "/proc") -> str:
+    """One line when running out of memory would take the agent along; else empty. Once, at the start."""
+    group = locate("self", proc)
+    folder = None if group is None else kills_all_at_once(group)
+    if folder is None:
+        return ""
+    return (
+        f"memory.oom.group is set at {folder}: when one process runs out of memory the kernel kills all of this "
+        "container, ftlaunch too, so nothing can restart in place (Kubernetes 1.28 and later; the kubelet's "
+        "singleProcessOOMKill: true turns it off)"
+    )
