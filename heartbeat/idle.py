@@ -26,7 +26,9 @@ DENIED = (
 )
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habana", "/dev/davinci")
 _EACH_GENERATION_ANEW = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "FTLAUNCH_GENERATION", "FTLAUNCH_SOCKET")
-_SIGNAL_LINES = ("SigBlk:", "SigIgn:", "SigCgt:")
+_SIGNAL_LINES = (b"SigBlk:", b"SigIgn:", b"SigCgt:")
+_OF_GLIBC = 0b11 << 31
+"""Signals 32 and 33: glibc catches them once a second thread exists (nptl(7)), say OpenBLAS's."""
 
 
 class Denied:
@@ -67,8 +69,8 @@ class Watch:
 
 def _signals() -> tuple[object, ...]:
     with open("/proc/self/status", "rb") as status:
-        lines = [line for line in status if line.startswith(tuple(each.encode() for each in _SIGNAL_LINES))]
-    return (*lines, getsignal(SIGINT), getsignal(SIGTERM), getsignal(SIGCHLD))
+        masks = [int(line.split()[1], 16) & ~_OF_GLIBC for line in status if line.startswith(_SIGNAL_LINES)]
+    return (*masks, getsignal(SIGINT), getsignal(SIGTERM), getsignal(SIGCHLD))
 
 
 def _children() -> bool:

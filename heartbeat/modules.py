@@ -22,7 +22,7 @@ _HEADER_ROOM = 64
 
 
 def loaded() -> list[str]:
-    """Names of the installed modules loaded so far, in the order in which their imports began. About 1 µs each."""
+    """Names of the installed modules loaded so far, in the order in which their imports ended. About 1 µs each."""
     return [name for name, module in list(sys.modules.items()) if _is_candidate(name, module)]
 
 

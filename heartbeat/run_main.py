@@ -48,7 +48,7 @@ def first_path_entry(kind: str, target: str) -> str | None:
     if kind == "module":
         return None if safe else os.getcwd()
     if _is_importable(target):
-        return target
+        return _absolute(target)
     return None if safe else os.path.dirname(os.path.realpath(target))
 
 
@@ -64,7 +64,7 @@ def _run_module(name: str, arguments: list[str]) -> None:
 
 
 def _run_package(path: str, arguments: list[str]) -> None:
-    sys.path.insert(0, path)
+    sys.path.insert(0, _absolute(path))
     sys.argv[:] = [path, *arguments]
     _new_main()
     import runpy
@@ -106,7 +106,7 @@ def _new_main() -> ModuleType:
 
 
 def _absolute(path: str) -> str:
-    """As the interpreter makes ``__file__``: joined to the working directory, not normalised."""
+    """As the interpreter makes it: joined to the working directory, not normalised."""
     if os.path.isabs(path):
         return path
     try:

@@ -7,10 +7,13 @@ needs neither the interpreter lock nor a cooperating script. It goes to the desc
 from __future__ import annotations
 
 import faulthandler
+import os
 from _signal import SIGRTMAX  # type: ignore[import-not-found] # signal itself would import enum
 
 DUMP_SIGNAL: int = SIGRTMAX - 5
 """Far from both ends of the range, where libraries look first."""
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def register(fd: int) -> bool:
@@ -27,3 +30,16 @@ def is_armed(caught_signals: int) -> bool:
     sends DUMP_SIGNAL: a process without the handler (still starting, or executed by ``--no-python``) would die of it.
     """
     return bool(caught_signals >> (DUMP_SIGNAL - 1) & 1)
+
+
+def is_complete(text: str) -> bool:
+    """Whether a dump has come to its end. It is written frame by frame, the main thread last, our entry its last frame.
+
+    A worker deeper than faulthandler's 100 frames never shows it: take what is there after a while.
+    """
+    return f'"{_OURS}bootstrap.py", line ' in text and text.endswith("\n")
+
+
+def without_our_frames(text: str) -> str:
+    """The dump without the frames below the script's own."""
+    return "".join(line for line in text.splitlines(keepends=True) if f'File "{_OURS}' not in line)

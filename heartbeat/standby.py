@@ -98,9 +98,13 @@ class Channel:
 class Pacer:
     """Finds no module, but is asked at every import: pauses there so that the ranks at work are not disturbed."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, denied: idle.Denied) -> None:
         self.order: dict[str, Any] | None = None
+        self.asked: set[str] = set()
+        """Top-level names that modules tried to import, whether there were such modules or not."""
+        self.refused = ""
         self._channel = channel
+        self._denied = denied
         self._share = 1.0
         self._cpus = os.sched_getaffinity(0)
         self._mark = process_time()
@@ -121,7 +125,12 @@ class Pacer:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Always None, perhaps after a pause."""
+        """Always None, perhaps after a pause. Refuses what must not be imported by a standby."""
+        if path is None:
+            self.asked.add(name)
+        if self._denied.covers(name):
+            self.refused = name
+            raise ImportError(f"{name} must not be imported ahead", name=name)
         used = process_time() - self._mark
         if self._share < 1.0 and used >= _SLICE_S:
             message = self._channel.receive(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
@@ -186,12 +195,12 @@ def _limit_numbers() -> list[int]:
 class Preloader:
     """Imports the modules of one list."""
 
-    def __init__(self, request: dict[str, Any], pacer: Pacer) -> None:
+    def __init__(self, request: dict[str, Any], pacer: Pacer, denied: idle.Denied) -> None:
         self.loaded = 0
         self.failed: dict[str, str] = {}
         self.unfit = ""
         self._names = [name for name in request.get("preload", ()) if isinstance(name, str)]
-        self._denied = idle.Denied(request.get("exclude", ()))
+        self._denied = denied
         self._watch = idle.Watch(allow_devices=bool(request.get("cuda")))
         self._pacer = pacer
 
@@ -206,10 +215,16 @@ class Preloader:
                 self.failed[name] = "not imported ahead: on the list of modules that act at import"
             else:
                 self._load(name)
-                self.unfit = self._watch.difference(environ.seen)
+                self.unfit = self._why_unfit(environ)
                 if self.unfit:
                     self.failed[name] = self.unfit
                     return
+
+    def _why_unfit(self, environ: Environ) -> str:
+        if self._pacer.refused:
+            # The importer may have caught the error, and go on without for ever: not so in a cold start.
+            return f"imports {self._pacer.refused}, which acts at import"
+        return self._watch.difference(environ.seen)
 
     def _load(self, name: str) -> None:
         try:
@@ -235,14 +250,13 @@ def wait_for_order() -> worker.Order:
     warm = WarmStart()
     channel = Channel(high_descriptor(int(fd)))
     surroundings.mute()
-    given, seen, learned = _prepare(channel, warm)
+    given, assumed = _prepare(channel, warm)
     surroundings.restore()
     channel.close()
     order = worker.Order(str(given["kind"]), str(given["target"]), [str(each) for each in given.get("args", ())])
     environment = {str(key): str(value) for key, value in given["environment"].items()}
     _change_folder(given.get("cwd"))
-    seen = {key: value for key, value in seen.items() if key not in learned}
-    if _why_cold(order, environment, surroundings.environment, seen, warm):
+    if _why_cold(order, environment, surroundings.environment, assumed):
         _start_cold(order, environment, ties)
     _set_environment(environment)
     worker.bind(worker.take_ties().affinity)
@@ -251,12 +265,23 @@ def wait_for_order() -> worker.Order:
     return order
 
 
-def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], dict[str, str | None], dict[str, Any]]:
-    """Everything up to the order: returns it, what was read from the environment, and what was learned for it."""
+class Assumed:
+    """What the preloaded modules went by: it must hold for the order, too."""
+
+    def __init__(self, environment: dict[str, str | None], names: set[str]) -> None:
+        self.environment = environment
+        """Variables that were read, with the value found then."""
+        self.names = names
+        """Top-level modules that were looked for outside the script's folder."""
+
+
+def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed]:
+    """Everything up to the order: returns it, and what the process has become on the way."""
     request = channel.receive() or {}
-    pacer = Pacer(channel)
     if "go" in request:
-        return request["go"], {}, {}
+        return request["go"], Assumed({}, set())
+    denied = idle.Denied(request.get("exclude", ()))
+    pacer = Pacer(channel, denied)
     learned = request.get("environment", {})
     _apply(learned)
     environ: Any = os.environ
@@ -265,7 +290,7 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], dict[st
     environ.begin()
     pacer.slow_down(request.get("pace", {}))
     sys.meta_path.insert(0, pacer)
-    preloader = Preloader(request, pacer)
+    preloader = Preloader(request, pacer, denied)
     preloader.run(environ)
     sys.meta_path.remove(pacer)
     seen, warm.environment_writes = environ.end()
@@ -279,7 +304,7 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], dict[st
         channel.send(report)
     while pacer.order is None:
         pacer.order = (channel.receive() or {}).get("go")
-    return pacer.order, seen, learned
+    return pacer.order, Assumed({key: value for key, value in seen.items() if key not in learned}, pacer.asked)
 
 
 def _apply(changes: dict[str, Any]) -> None:
@@ -313,8 +338,7 @@ def _why_cold(
     order: worker.Order,
     environment: dict[str, str],
     at_start: dict[str, str],
-    seen: dict[str, str | None],
-    warm: WarmStart,
+    assumed: Assumed,
 ) -> str:
     """Why this process cannot pass for a cold start of the order; "" when it can."""
     if order.kind == "binary":
@@ -322,12 +346,10 @@ def _why_cold(
     for key in sorted(at_start.keys() | environment.keys()):
         if key.startswith(FIXED_AT_START) and at_start.get(key) != environment.get(key):
             return f"{key} is another one"
-    for key, value in seen.items():
+    for key, value in assumed.environment.items():
         if environment.get(key) != value:
             return f"{key} was read at import and is another one"
-    shadowed = _modules_in(run_main.first_path_entry(order.kind, order.target)) & {
-        name.partition(".")[0] for name in warm.preloaded()
-    }
+    shadowed = _modules_in(run_main.first_path_entry(order.kind, order.target)) & assumed.names
     return f"the script has its own {min(shadowed)}" if shadowed else ""
 
 

@@ -39,9 +39,6 @@ def report(error: BaseException) -> None:
     strip(error)
     _flush()
     hook = getattr(sys, "excepthook", None)
-    if hook is None:
-        _last_words(error, 1)
-        return
     try:
         _show(error)
     finally:
@@ -89,7 +86,10 @@ class _Printed:
         self.hook = hook
 
     def __call__(self, *_: object) -> None:
-        sys.excepthook = self.hook  # type: ignore[assignment]
+        if self.hook is None:
+            del sys.excepthook
+        else:
+            sys.excepthook = self.hook  # type: ignore[assignment]
 
 
 def _show(error: BaseException) -> None:
@@ -97,6 +97,10 @@ def _show(error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
+    if not hasattr(sys, "excepthook"):
+        _write("sys.excepthook is missing\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return
     sys.audit("sys.excepthook", sys.excepthook, type(error), error, error.__traceback__)
     try:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Setting:
-    """Something global that an import may change. Lists are compared and replaced by content."""
+    """Something global that an import may change. Lists are replaced in place."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         self.read = read
@@ -38,14 +38,25 @@ class Setting:
             self.write(self.cold)
 
     def thaw(self) -> None:
-        """What the imports had made of it, unless the script has set it; a list takes what they had added."""
+        """What the imports had made of it, unless the script has set it; a list takes what was added."""
         now = self.read()
         if self.warm == self.cold or now == self.warm:
             return
         if now == self.cold:
             self.write(self.warm)
         elif isinstance(now, list):
-            self.write([item for item in self.warm if item not in self.cold and item not in now] + now)
+            self.write(_merged(now, self.cold, self.warm))
+
+
+def _merged(now: list[Any], cold: list[Any], warm: list[Any]) -> list[Any]:
+    """``now`` with what ``warm`` has in front of ``cold`` put in front, and anything else it has added at the end."""
+    front: list[Any] = []
+    for item in warm:
+        if item in cold:
+            break
+        front.append(item)
+    back = [item for item in warm[len(front) :] if item not in cold]
+    return [*[each for each in front if each not in now], *now, *[each for each in back if each not in now]]
 
 
 def _settings() -> list[Setting]:

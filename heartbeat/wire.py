@@ -43,8 +43,8 @@ class Kind(enum.IntEnum):
     """A checkpoint is complete; payload ``path`` (may be empty), ``source`` (``torch.save``, ``dcp``, ``script``) and
     ``step``: the last one the script told before it was saved, or null."""
     MODULES = 7
-    """Installed modules loaded by the first step, in order; payload ``names``, and ``environment``: what the script
-    changed in its environment until then (``null``: removed); deflated."""
+    """Installed modules loaded by the first step, in the order in which their imports ended; payload ``names``, and
+    ``environment``: what the script changed in its environment until then (``null``: removed); deflated."""
     TICK = 8
     """Progress noticed by a hook, not told by the script: ``step`` is the number of optimizer steps of this process so
     far, not the script's own step. Never sent after the first BEAT."""
