@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from ftlaunch.launcher.evidence import patterns
-from ftlaunch.launcher.evidence.diagnosis import Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
+from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
 from ftlaunch.launcher.evidence.oom import OomKill
 from ftlaunch.launcher.exit_codes import signal_name
 from ftlaunch.launcher.gpu.model import format_bytes
@@ -20,11 +20,13 @@ _PROGRAM_XIDS = {
     43: "stopped processing",
     94: "contained ECC error",
 }
+_SPEAKING_SIGNALS = (-signal.SIGABRT, -signal.SIGBUS)
+"""Signals before which a library says why. Others come without a word: what was said before is something else."""
 _CUDA_KINDS = (Kind.CUDA_ERROR, Kind.CUDA_UNUSABLE)
 _Rule = Callable[[RankEvidence, NodeEvidence, int], "Diagnosis | None"]
 
 
-def classify(rank: RankEvidence, node: NodeEvidence = NodeEvidence(), killed_ranks: int = 1) -> Diagnosis | None:
+def classify(rank: RankEvidence, node: NodeEvidence = NOTHING_KNOWN, killed_ranks: int = 1) -> Diagnosis | None:
     """The diagnosis of one rank; ``None`` for one that lives and is not stalled.
 
     ``killed_ranks``: how many ranks died of a SIGKILL that was not ours; an out-of-memory kill that the kernel counted
@@ -49,16 +51,17 @@ def _stalled(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagn
     return _made(rank, Kind.STALL, f"made no progress: {rank.stalled}", Confidence.CERTAIN)
 
 
-def _alive_or_stopped(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
+def _stopped(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
     if rank.stopped_by_us:
         return _made(rank, Kind.STOPPED_BY_US, "was stopped by ftlaunch")
     return None
 
 
 def _killed(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
-    if rank.exit_code not in _SIGKILL_CODES:
+    if rank.exit_code is None or rank.exit_code not in _SIGKILL_CODES:
         return None
-    kill = node.oom.of(rank.pid)
+    # A wrapper that exits with 137 tells of its child, whose pid is not known here.
+    kill = node.oom.of(rank.pid) if rank.exit_code < 0 else node.oom.in_group_of(rank.pid)
     if kill is not None:
         sure = node.oom.named(rank.pid) or killed_ranks <= kill.count
         confidence = Confidence.CERTAIN if sure else Confidence.LIKELY
@@ -109,7 +112,8 @@ def _says(rank: RankEvidence, kinds: Sequence[Kind]) -> bool:
 
 def _text(rank: RankEvidence) -> str:
     """What it said: the exception alone where there is one, since the output holds older troubles, too."""
-    return f"{rank.exception}: {rank.message}" if rank.exception else rank.stderr
+    raised = rank.exception and rank.exception != "SystemExit"
+    return f"{rank.exception}: {rank.message}" if raised else rank.stderr
 
 
 def _bus_error(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
@@ -125,18 +129,24 @@ def _bus_error(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Dia
 
 
 def _pattern(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
-    if rank.exit_code == 0:
+    if rank.exit_code == 0 or not _may_speak(rank):
         return None
     said = _text(rank)
     pattern = patterns.match(said)
     if pattern is None:
         return None
-    if pattern.kind is Kind.LOADER_KILLED and node.oom.kills:
-        kill = node.oom.kills[0]
+    kill = node.oom.in_group_of(rank.pid)
+    if pattern.kind is Kind.LOADER_KILLED and kill is not None:
         return _made(rank, Kind.OUT_OF_MEMORY, f"lost a data-loader worker: it {describe_oom(kill)}", hint=pattern.hint)
     quoted = _quote(said, pattern)
     confidence = Confidence.CERTAIN if rank.exception else Confidence.LIKELY
     return _made(rank, pattern.kind, f"{pattern.text}: {quoted}", confidence, pattern.hint)
+
+
+def _may_speak(rank: RankEvidence) -> bool:
+    if rank.exception:
+        return True
+    return rank.exit_code is not None and (rank.exit_code > 0 or rank.exit_code in _SPEAKING_SIGNALS)
 
 
 def _quote(said: str, pattern: patterns.Pattern, limit: int = 200) -> str:
@@ -153,7 +163,7 @@ def shorten(text: str, limit: int = 200) -> str:
 
 
 def _exception(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
-    if not rank.exception:
+    if not rank.exception or rank.exception == "SystemExit":
         return None
     where = f" at {rank.place}" if rank.place else ""
     message = f": {shorten(rank.message.strip().split(chr(10), 1)[0])}" if rank.message.strip() else ""
@@ -171,16 +181,19 @@ def _signal(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagno
 def _exit(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
     if rank.exit_code is None:
         return None
+    if rank.exit_code == 0:
+        return _made(rank, Kind.FINISHED, "finished with code 0")
     hint = {
         126: "the command was found but can't be executed",
         127: "the command was not found",
     }.get(rank.exit_code, "")
-    return _made(rank, Kind.EXIT, f"exited with code {rank.exit_code}", hint=hint)
+    said = f": {shorten(rank.message.strip())}" if rank.exception == "SystemExit" and rank.message.strip() else ""
+    return _made(rank, Kind.EXIT, f"exited with code {rank.exit_code}{said}", hint=hint)
 
 
 _RULES: tuple[_Rule, ...] = (
     _stalled,
-    _alive_or_stopped,
+    _stopped,
     _killed,
     _gpu,
     _bus_error,

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftlaunch.launcher.evidence.classify import classify
-from ftlaunch.launcher.evidence.diagnosis import Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
-from ftlaunch.launcher.exit_codes import signal_name
+from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
 
 _SIGKILLED = (-9, 137)
 _LATE_FACTOR = 2.0
@@ -31,7 +30,7 @@ class Findings:
         return tuple(diagnosis for diagnosis in self.others if diagnosis.victim)
 
 
-def investigate(ranks: Sequence[RankEvidence], node: NodeEvidence = NodeEvidence()) -> Findings:
+def investigate(ranks: Sequence[RankEvidence], node: NodeEvidence = NOTHING_KNOWN) -> Findings:
     """Diagnose all ranks of this node and choose the cause.
 
     A rank with a cause of its own comes before those that only lost a peer, however early they died; among several the
@@ -40,16 +39,13 @@ def investigate(ranks: Sequence[RankEvidence], node: NodeEvidence = NodeEvidence
     killed = sum(rank.exit_code in _SIGKILLED and not rank.stopped_by_us for rank in ranks)
     ordered = sorted(ranks, key=lambda rank: math.inf if rank.at is None else rank.at)
     found = [diagnosis for rank in ordered if (diagnosis := classify(rank, node, killed)) is not None]
-    first = next((diagnosis for diagnosis in found if not diagnosis.victim and not _ended_well(diagnosis)), None)
+    failed = [diagnosis for diagnosis in found if diagnosis.kind not in (Kind.STOPPED_BY_US, Kind.FINISHED)]
+    first = next((diagnosis for diagnosis in failed if not diagnosis.victim), None)
     if first is None:
-        first = _suspect(ranks, found) or next((one for one in found if one.kind is not Kind.STOPPED_BY_US), None)
+        first = _suspect(ranks, found) or next(iter(failed), None)
     if first is None:
         return Findings(None, tuple(found))
     return Findings(first, tuple(diagnosis for diagnosis in found if diagnosis.rank != first.rank))
-
-
-def _ended_well(diagnosis: Diagnosis) -> bool:
-    return diagnosis.kind is Kind.EXIT and diagnosis.sentence.endswith("code 0")
 
 
 def _suspect(ranks: Sequence[RankEvidence], found: Sequence[Diagnosis]) -> Diagnosis | None:
@@ -77,10 +73,3 @@ def describe_ages(ranks: Sequence[RankEvidence]) -> str:
     """One line with everybody's last progress, for the incident; empty when nothing is known."""
     known = [rank for rank in ranks if rank.beat_age_s is not None]
     return ", ".join(f"rank {rank.rank} {rank.beat_age_s:.1f} s" for rank in sorted(known, key=lambda one: one.rank))
-
-
-def describe_end(rank: RankEvidence) -> str:
-    """``SIGKILL``, ``code 3`` or ``alive``."""
-    if rank.exit_code is None:
-        return "alive"
-    return signal_name(-rank.exit_code) if rank.exit_code < 0 else f"code {rank.exit_code}"

@@ -32,6 +32,8 @@ class Kind(str, enum.Enum):
     SIGNAL = "signal"
     KILLED_BY_OTHERS = "killed_by_others"
     STOPPED_BY_US = "stopped_by_us"
+    FINISHED = "finished"
+    """It ended with code 0."""
 
 
 VICTIM_KINDS = frozenset({Kind.COLLECTIVE_TIMEOUT, Kind.PEER_LOST, Kind.STOPPED_BY_US})
@@ -96,8 +98,11 @@ class RankEvidence:
 class NodeEvidence:
     """What the node itself knows of the time of the failure."""
 
-    oom: OomFacts = OomFacts()
+    oom: OomFacts = field(default_factory=OomFacts)
     xids: Sequence[XidEvent] = ()
     kernel_faults: Mapping[int, str] = field(default_factory=dict)
     """By pid: the file whose code caused a segmentation fault."""
     shm_free_fraction: float | None = None
+
+
+NOTHING_KNOWN = NodeEvidence()

@@ -14,8 +14,8 @@ _RECORD_BYTES = 8192
 _MAX_RECORDS = 10_000
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h
 _KILLED = re.compile(
-    r"(?P<group>Memory cgroup out of memory|Out of memory).*?: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.*?)\)"
-    r"(?:.*?anon-rss:(?P<rss>\d+)kB)?"
+    r"(?P<group>Memory cgroup out of memory|Out of memory).*?: Kill(?:ed)? process (?P<pid>\d+) "
+    r"\((?P<name>.*?)\)(?=,? total-vm|,? score|,|$)(?:.*?anon-rss:(?P<rss>\d+)kB)?"
 )
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[^)]*)\): (?P<xid>\d+), (?P<text>.*)")
 _FAULT = re.compile(r"^(?P<name>.*)\[(?P<pid>\d+)\]: segfault at \S+ .*? in (?P<where>[^\[\s]+)")

@@ -36,7 +36,7 @@ class OomFacts:
 
     def of(self, pid: int) -> OomKill | None:
         """The kill that may explain the death of ``pid``: its own by the log, else one in its group."""
-        in_group = next((kill for kill in self.kills if kill.group == self.groups.get(pid)), None)
+        in_group = self.in_group_of(pid)
         named = next((process for process in self.killed if process.pid == pid), None)
         if named is not None:
             known = in_group or OomKill(Path(), 1)
@@ -45,6 +45,10 @@ class OomFacts:
             # The log names everybody who was killed, and this one is not among them.
             return None
         return in_group
+
+    def in_group_of(self, pid: int) -> OomKill | None:
+        """A kill in the group of ``pid``, of itself or of another process there."""
+        return next((kill for kill in self.kills if kill.group == self.groups.get(pid)), None)
 
     def named(self, pid: int) -> bool:
         """Whether the kernel log names this very process."""
@@ -59,11 +63,12 @@ class OomWatch:
         self._proc = proc
         self._groups: dict[int, Group] = {}
         self._before: dict[Path, Counters] = {}
-        self._killed: tuple[KilledProcess, ...] = ()
+        self.lines: list[str] = []
+        """What the kernel logged since :meth:`begin`, where its pids are ours."""
 
     def begin(self, pids: Collection[int]) -> None:
         """Remember the counters of these processes' groups and of our own. As soon as they run."""
-        self._groups, self._before, self._killed = {}, {}, ()
+        self._groups, self._before, self.lines = {}, {}, []
         for pid in (*pids, os.getpid()):
             group = locate(pid, self._proc)
             if group is not None:
@@ -86,11 +91,11 @@ class OomWatch:
                 kills.append(OomKill(path, count, after.limit, after.peak, after.limit is None))
             elif after.limit_hits > before.limit_hits:
                 hits.append(OomKill(path, 0, after.limit, after.peak))
-        lines = [] if self._log is None else self._log.read_new()
-        self._killed += tuple(process for process in map(parse_killed, lines) if process is not None)
+        if self._log is not None:
+            self.lines.extend(self._log.read_new())
         return OomFacts(
             tuple(kills),
-            self._killed,
+            tuple(process for process in map(parse_killed, self.lines) if process is not None),
             {pid: group.path for pid, group in self._groups.items()},
             tuple(hits),
         )

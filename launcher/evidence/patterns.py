@@ -26,8 +26,8 @@ def _pattern(kind: Kind, expression: str, text: str, hint: str = "") -> Pattern:
 
 
 _MORE_SHM = (
-    "give the container more shared memory (docker --shm-size, in Kubernetes an emptyDir of medium Memory at /dev/shm); "
-    "--clean-shm removes what dead generations left there"
+    "give the container more shared memory (docker --shm-size, in Kubernetes an emptyDir of medium Memory at "
+    "/dev/shm); --clean-shm removes what dead generations left there"
 )
 
 PATTERNS = (
@@ -65,7 +65,8 @@ PATTERNS = (
         r"CUDA driver version is insufficient|no kernel image is available|No CUDA GPUs are available"
         r"|busy or unavailable|Found no NVIDIA driver|driver on your system is too old|invalid device ordinal",
         "could not use its GPU",
-        "compare --nproc-per-node and CUDA_VISIBLE_DEVICES with the GPUs that are there, and torch's CUDA with the driver",
+        "compare --nproc-per-node and CUDA_VISIBLE_DEVICES with the GPUs that are there, and torch's CUDA version with "
+        "the driver",
     ),
     _pattern(
         Kind.DISK_FULL,
