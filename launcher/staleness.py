@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ def watched_paths(interpreter: str, script: str) -> tuple[str, ...]:
     binary = Path(interpreter)
     prefixes = {binary.parent.parent, Path(os.path.realpath(binary)).parent.parent}
     folders = [
-        str(folder)
+        folder
         for prefix in sorted(prefixes)
         for pattern in ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
-        for folder in sorted(prefix.glob(pattern))
+        # Not Path.glob, which raises for a folder that we may not read.
+        for folder in sorted(glob.glob(f"{glob.escape(str(prefix))}/{pattern}"))
     ]
     return (script, str(binary), *folders)
 

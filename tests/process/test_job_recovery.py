@@ -1,0 +1,210 @@
+"""A generation dies and the next one begins, with nothing of the old one left. Real processes, no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import procfs
+from support.jobs import Job, Launcher
+from support.waiting import wait_until
+
+TWO = ("--nproc-per-node", "2", "--max-restarts", "2")
+HEAD = """
+import os, signal, subprocess, sys, time
+RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
+def say(*words): print(*words, flush=True)
+"""
+
+
+def write(folder: Path, body: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(HEAD + body)
+    return path
+
+
+LEAVE_BEHIND = {
+    "child": "subprocess.Popen(['sleep', '600'])",
+    "setsid": "subprocess.Popen(['sleep', '600'], start_new_session=True)",
+    "double fork": "subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & exit 0'])",
+}
+LOOK = """
+marker = next(v for k, v in os.environ.items() if k == "FTLAUNCH_MARK").encode()
+def others():
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if b"FTLAUNCH_MARK=" + marker in open(f"/proc/{pid}/environ", "rb").read().split(b"\\0"):
+                name = open(f"/proc/{pid}/comm").read().strip()
+                if name == "sleep": found.append(pid)
+        except OSError: pass
+    return found
+"""
+
+
+@pytest.mark.parametrize("what", LEAVE_BEHIND.values(), ids=LEAVE_BEHIND)
+def test_A1_A2_nothing_of_a_killed_rank_is_left_when_the_next_generation_starts(
+    ftlaunch: Launcher, tmp_path: Path, what: str
+) -> None:
+    body = LOOK + f"""
+if GEN > 0: say("left over", others())
+if GEN == 0:
+    {what}
+    say("there", len(others()) > 0)
+    if RANK == 1: os.kill(os.getpid(), 9)
+    signal.pause()
+"""
+    job = ftlaunch(*TWO, write(tmp_path, body))
+    assert job.wait() == 0
+    assert "there True" in job.out
+    assert [line for line in job.out.splitlines() if "left over" in line and not line.endswith("[]")] == []
+
+
+@pytest.mark.parametrize("what", LEAVE_BEHIND.values(), ids=LEAVE_BEHIND)
+def test_A3_nothing_outlives_a_killed_agent(ftlaunch: Launcher, tmp_path: Path, what: str) -> None:
+    body = f"{what}\nsay('ready')\nsignal.pause()"
+    job = ftlaunch(*TWO, write(tmp_path, body))
+    wait_until(lambda: job.out.count("ready") == 2, 30)
+    assert len(job.processes()) >= 5
+    job.signal(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: not job.processes(), 5, "everything is gone")
+
+
+def test_A3_a_rank_that_closed_all_its_descriptors_still_dies_with_its_agent(
+    ftlaunch: Launcher, tmp_path: Path
+) -> None:
+    job = ftlaunch(*TWO, write(tmp_path, "say('ready')\nos.closerange(3, 4096)\nsignal.pause()"))
+    wait_until(lambda: job.out.count("ready") == 2, 30)
+    job.signal(signal.SIGKILL)
+    wait_until(lambda: not job.processes(), 5, "everything is gone")
+
+
+def test_A7_survivors_are_stopped_at_once(ftlaunch: Launcher, tmp_path: Path) -> None:
+    job = ftlaunch(*TWO, write(tmp_path, "if GEN < 1:\n    if RANK: sys.exit(3)\n    while True: time.sleep(1)"))
+    assert job.wait(20) == 0
+    detected, stopped = job.events("failure_detected")[0], job.events("workers_stopped")[0]
+    assert stopped["monotonic"] - detected["monotonic"] < 1.5, "no grace was to be waited for"
+
+
+STUBBORN = {
+    "stopped": "if RANK == 0 and GEN == 0: say('ready'); os.kill(os.getpid(), signal.SIGSTOP)",
+    "ignores SIGTERM": "signal.signal(15, signal.SIG_IGN)\nif RANK == 0 and GEN == 0: say('ready'); signal.pause()",
+    "handles SIGTERM and goes on": "signal.signal(15, lambda *a: None)\nif RANK == 0 and GEN == 0:\n    say('ready')\n    while True: time.sleep(1)",
+}
+
+
+@pytest.mark.parametrize("how", STUBBORN.values(), ids=STUBBORN)
+def test_stubborn_survivor_costs_at_most_the_grace(ftlaunch: Launcher, tmp_path: Path, how: str) -> None:
+    body = how + "\nif RANK == 1 and GEN == 0:\n    sys.stdin.read()\n    os.kill(os.getpid(), 9)"
+    job = ftlaunch(*TWO, "--kill-grace", "1", write(tmp_path, body))
+    assert job.wait(20) == 0
+    detected, stopped = job.events("failure_detected")[0], job.events("workers_stopped")[0]
+    assert stopped["monotonic"] - detected["monotonic"] < 4.0
+
+
+def test_R4_every_generation_has_a_port_of_its_own(ftlaunch: Launcher, tmp_path: Path) -> None:
+    body = "say('port', os.environ['MASTER_PORT'], os.environ['TORCHELASTIC_RESTART_COUNT'])\nif GEN < 2 and RANK: os._exit(1)\nif GEN < 2: signal.pause()"
+    job = ftlaunch(*TWO, write(tmp_path, body))
+    assert job.wait() == 0
+    seen = {tuple(line.split()[1:]) for line in job.out.splitlines() if "port" in line}
+    assert len({port for port, _ in seen}) == 3 and {count for _, count in seen} == {"0", "1", "2"}
+
+
+def test_budget_is_a_total_and_then_the_own_code_counts(ftlaunch: Launcher, tmp_path: Path) -> None:
+    job = ftlaunch(*TWO, write(tmp_path, "if RANK: sys.exit(9)\nsignal.pause()"))
+    assert job.wait() == 9
+    assert len(job.events("workers_started")) == 3
+
+
+def test_A5_as_pid_1_orphans_are_reaped_and_sigterm_ends_the_job(tmp_path: Path) -> None:
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a PID namespace")
+    body = """
+subprocess.run(["sh", "-c", "(setsid sleep 0.1 &) ; exit 0"])
+def zombies():
+    states = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try: states.append(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0])
+        except OSError: pass
+    return states.count("Z")
+def sleeps():
+    found = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try: found += open(f"/proc/{pid}/comm").read().strip() == "sleep"
+        except OSError: pass
+    return found
+while sleeps() or zombies(): time.sleep(0.01)
+say("agent is", os.getppid(), "zombies", zombies())
+signal.pause()
+"""
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "ftlaunch.launcher"]
+    with subprocess.Popen([*argv, str(write(tmp_path, body))], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline().split(b":", 1)[1].split()[:3] == [b"agent", b"is", b"1"]
+        (agent,) = procfs.children(outer.pid)
+        os.kill(agent, signal.SIGTERM)
+        assert outer.wait(20) == 143
+        outer.communicate()
+
+
+def test_R6_five_jobs_at_once_do_not_disturb_each_other(ftlaunch: Launcher, tmp_path: Path) -> None:
+    body = """
+import socket
+port = int(os.environ["MASTER_PORT"])
+if RANK == 0:
+    server = socket.create_server(("", port)); say("world", os.environ["WORLD_SIZE"])
+    server.accept()[0].sendall(os.environ["TORCHELASTIC_RUN_ID"].encode()[:8])
+else:
+    while True:
+        try: peer = socket.create_connection(("localhost", port)); break
+        except ConnectionRefusedError: time.sleep(0.01)
+    assert os.environ["TORCHELASTIC_RUN_ID"].encode()[:8] == peer.recv(8)
+if GEN == 0 and RANK: os._exit(1)
+"""
+    script = write(tmp_path, body)
+    jobs: list[Job] = [ftlaunch("--standalone", *TWO, script) for _ in range(5)]
+    assert [job.wait(90) for job in jobs] == [0] * 5
+    assert all(job.out.count("world 2") == 2 for job in jobs)
+
+
+def test_unprivileged_user_with_an_unwritable_home(ftlaunch: Launcher, tmp_path: Path, unprivileged: object) -> None:
+    script = write(unprivileged.home, "if GEN == 0 and RANK: os.kill(os.getpid(), 9)\nif GEN == 0: signal.pause()")  # type: ignore[attr-defined]
+    script.chmod(0o644)
+    environment = {"HOME": "/proc", "XDG_STATE_HOME": None, "XDG_RUNTIME_DIR": None}
+    job = ftlaunch(*TWO, script, user=unprivileged, env=environment)  # type: ignore[arg-type]
+    assert job.wait() == 0, job.err
+    assert "Traceback" not in job.err
+
+
+def test_training_repo_with_its_own_launcher_and_heartbeat(ftlaunch: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "__init__.py").write_text("NAME = 'mine'")
+    (tmp_path / "heartbeat.py").write_text("NAME = 'mine too'")
+    (tmp_path / "rendezvous.py").write_text("NAME = 'and mine'")
+    body = "import heartbeat, launcher, rendezvous\nsay(launcher.NAME, heartbeat.NAME, rendezvous.NAME)\nimport ftlaunch.heartbeat as hb\nhb.beat(1)"
+    script = write(tmp_path, body)
+    for env in ({}, {"PYTHONPATH": str(tmp_path)}):
+        job = ftlaunch(script, env=env, cwd=tmp_path)
+        assert job.wait() == 0, job.err
+        assert "mine mine too and mine" in job.out
+
+
+def test_interrupted_while_being_stopped_the_job_still_ends_clean(ftlaunch: Launcher, tmp_path: Path) -> None:
+    body = "signal.signal(15, lambda *a: say('asked'))\nsay('ready')\nif RANK:\n    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n    os._exit(1)\nwhile True: time.sleep(1)"
+    flag = tmp_path / "flag"
+    job = ftlaunch(*TWO, "--kill-grace", "600", write(tmp_path, body), flag)
+    wait_until(lambda: job.out.count("ready") == 2, 30)
+    flag.touch()
+    job.wait_for_output("asked")
+    job.signal(signal.SIGTERM)
+    job.signal(signal.SIGINT)
+    job.signal(signal.SIGINT)
+    assert job.wait(20) == 143
+    assert len(job.events("workers_started")) == 1
