@@ -71,6 +71,7 @@ class Client:
         self.step: int | None = None
         self.ticks = 0
         self.beaten = False
+        self.hooked = False
         self.sections: list[str] = []
         self.on_first_beat: Callable[[], None] | None = None
         self._state = _UNUSED

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WATCHED = (
     "torch.optim.optimizer",
+    "torch._dynamo",
     "torch.serialization",
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint.state_dict_saver",

@@ -14,6 +14,7 @@ from ftlaunch.heartbeat.harmless import Harmless
 _MAX_PATH = 4096
 _Function = Callable[..., Any]
 _torch: Any = None
+_tick: Callable[[], None] = CLIENT.tick
 
 
 def hook_optimizer(module: ModuleType) -> None:
@@ -21,13 +22,21 @@ def hook_optimizer(module: ModuleType) -> None:
     global _torch
     _torch = module.torch
     module.register_optimizer_step_post_hook(_after_step)
+    CLIENT.hooked = True
     CLIENT.hello("import")
 
 
 def _after_step(optimizer: object, args: object, kwargs: object) -> None:
-    # Under torch.compile this function is traced: a send would break the graph.
-    if not _torch.compiler.is_compiling():
-        CLIENT.tick()
+    # Under torch.compile this function is traced, and the tick breaks the graph. torch's own optimizers break it there
+    # themselves; one that may be compiled with fullgraph=True must not fail because of us, and goes without ticks.
+    if not _torch.compiler.is_compiling() or type(optimizer).__module__.startswith("torch.optim."):
+        _tick()
+
+
+def hook_compiler(module: ModuleType) -> None:
+    """Keep ``torch.compile`` out of our code: it would trace the client, and warn about the system calls."""
+    global _tick
+    _tick = module.disable(CLIENT.tick)
 
 
 def hook_serialization(module: ModuleType) -> None:
@@ -61,6 +70,7 @@ def hook_safetensors(module: ModuleType) -> None:
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "torch.optim.optimizer": hook_optimizer,
+    "torch._dynamo": hook_compiler,
     "torch.serialization": hook_serialization,
     "torch.distributed.distributed_c10d": hook_process_group,
     "torch.distributed.checkpoint.state_dict_saver": hook_distributed_save,

@@ -19,7 +19,6 @@ DENIED = (
     "libtpu",
     "pycuda.autoinit",  # makes a CUDA context
     "pycuda.gl",
-    "ftlaunch",
     "antigravity",
     "this",
     "__main__",

@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 
+from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.hooks import find_behind
 
 TYPE_CHECKING = False
@@ -205,6 +206,9 @@ class WarmStart:
         for setting in self.settings:
             setting.thaw()
         replay(self.environment_writes)
+        if CLIENT.hooked:
+            # Said once already, but by a standby that nobody could hear.
+            CLIENT.hello("import")
 
 
 def _spec_of(module: ModuleType) -> ModuleSpec | None:
