@@ -11,7 +11,7 @@ from typing import Any
 
 from ftlaunch.launcher import bystanders
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, ProcessUse, XidEvent
-from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlUnavailable
+from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung, NvmlUnavailable
 
 OPEN_TIMEOUT_S = 30.0
 """Initialising eight GPUs without persistence mode takes many seconds."""
@@ -40,7 +40,7 @@ def driver_present(environment: Mapping[str, str], device_files: Iterable[str] =
 
 
 class NvmlClient:
-    """Asks the helper. Raises :class:`NvmlDead` for every question once one was not answered in time."""
+    """Asks the helper. Once one question was not answered in time, every other raises :class:`NvmlHung` at once."""
 
     def __init__(self, child: bystanders.Bystander, on_xid: Callable[[XidEvent], None], timeout_s: float) -> None:
         self._child = child
@@ -50,7 +50,7 @@ class NvmlClient:
         self._buffer = b""
         self._last_line = ""
         self._serial = 0
-        self._dead = ""
+        self._dead: NvmlDead | None = None
         self._output: bystanders.Output | None = None
 
     @property
@@ -59,9 +59,9 @@ class NvmlClient:
         return self._child.pid
 
     @property
-    def dead(self) -> str:
-        """Why the driver is not asked any more; empty as long as it answers."""
-        return self._dead
+    def replaceable(self) -> bool:
+        """Whether the helper has ended without the driver's fault, so that another one may do."""
+        return self._dead is not None and not isinstance(self._dead, NvmlHung)
 
     def watch(self) -> None:
         """Read answers from now on."""
@@ -95,12 +95,12 @@ class NvmlClient:
 
     async def close(self) -> None:
         """End the helper, within about a second."""
-        self._die("closed")
+        self._die(NvmlDead("closed"))
         await self._child.wait(1.0)
 
     async def _ask(self, op: str, timeout_s: float, **arguments: Any) -> Any:
-        if self._dead:
-            raise NvmlDead(self._dead)
+        if self._dead is not None:
+            raise self._dead
         self._serial += 1
         serial = self._serial
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -109,8 +109,9 @@ class NvmlClient:
             self._send({"id": serial, "op": op, "with": arguments})
             return await asyncio.wait_for(answer, timeout_s)
         except asyncio.TimeoutError:
-            self._die(f"the NVIDIA driver did not answer within {timeout_s:g} s (asked for: {op})")
-            raise NvmlDead(self._dead) from None
+            hung = NvmlHung(f"the NVIDIA driver did not answer within {timeout_s:g} s (asked for: {op})")
+            self._die(hung)
+            raise hung from None
         finally:
             self._waiting.pop(serial, None)
 
@@ -120,8 +121,9 @@ class NvmlClient:
             if os.write(self._child.stdin, line) != len(line):
                 raise BlockingIOError
         except OSError:
-            self._die("the process that asks the NVIDIA driver does not listen any more")
-            raise NvmlDead(self._dead) from None
+            dead = NvmlDead("the process that asks the NVIDIA driver does not listen any more")
+            self._die(dead)
+            raise dead from None
 
     def _received(self, chunk: bytes) -> None:
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
@@ -144,15 +146,15 @@ class NvmlClient:
 
     def _ended(self, _: object) -> None:
         last = f": {self._last_line}" if self._last_line else ""
-        self._die(f"the process that asks the NVIDIA driver has ended{last}")
+        self._die(NvmlDead(f"the process that asks the NVIDIA driver has ended{last}"))
 
-    def _die(self, reason: str) -> None:
-        if self._dead:
+    def _die(self, dead: NvmlDead) -> None:
+        if self._dead is not None:
             return
-        self._dead = reason
+        self._dead = dead
         for waiter in self._waiting.values():
             if not waiter.done():
-                waiter.set_exception(NvmlDead(reason))
+                waiter.set_exception(dead)
         self._child.kill()
         if self._output is not None and not self._output.ended.done():
             self._output.stop()

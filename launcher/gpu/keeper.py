@@ -13,10 +13,11 @@ from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
-from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
+from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
 
 _MAX_XIDS = 256
+_MAX_RESTARTS = 5
 
 
 class Gpus:
@@ -36,6 +37,9 @@ class Gpus:
         self._client: nvml.NvmlClient | None = None
         self._on_xid = on_xid
         self._exempt: frozenset[int] = frozenset()
+        self._environment: Mapping[str, str] = {}
+        self._marker = ""
+        self._restarts = 0
 
     @property
     def watched(self) -> bool:
@@ -44,16 +48,30 @@ class Gpus:
 
     async def open(self, environment: Mapping[str, str], marker: str) -> None:
         """Start the helper and choose the devices. Does not raise: see ``note`` and ``trouble``."""
+        self._environment, self._marker = environment, marker
         try:
-            self._client = nvml.start_client(environment, self._heard)
-            self.devices, self.note = await self._client.open(
-                environment.get("CUDA_VISIBLE_DEVICES"), environment.get("CUDA_DEVICE_ORDER", ""), marker
-            )
-        except (SpawnError, NvmlUnavailable) as error:
+            self.devices, self.note = await self._start()
+        except NvmlHung as error:
+            self.trouble = f"{error}; with CUDA_VISIBLE_DEVICES= it is not asked"
+        except (SpawnError, NvmlError) as error:
             self.note = f"GPUs are not watched: {error}"
             await self.close()
-        except NvmlError as error:
-            self.trouble = str(error)
+
+    async def _start(self) -> tuple[tuple[Device, ...], str]:
+        self._client = nvml.start_client(self._environment, self._heard)
+        return await self._client.open(
+            self._environment.get("CUDA_VISIBLE_DEVICES"), self._environment.get("CUDA_DEVICE_ORDER", ""), self._marker
+        )
+
+    async def _driver(self) -> nvml.NvmlClient:
+        """The helper, or another one if it was killed (by an out-of-memory kill, by hand)."""
+        if self._client is None:
+            raise NvmlError("there is no NVIDIA driver to ask")
+        if self._client.replaceable and self._restarts < _MAX_RESTARTS:
+            self._restarts += 1
+            await self._client.close()
+            await self._start()
+        return self._client
 
     async def take_baseline(self) -> None:
         """Remember what is in use now. Before the first rank starts; a few ms."""
@@ -61,8 +79,10 @@ class Gpus:
             try:
                 self.baseline = take_baseline(await self.sample())
                 self.healthy_state = await self.health()
-            except NvmlError as error:
+            except NvmlHung as error:
                 self.trouble = str(error)
+            except (SpawnError, NvmlError) as error:
+                self.note, self.devices = f"GPUs are not watched: {error}", ()
 
     async def observe(self, ours: Collection[int]) -> tuple[DeviceSample, ...]:
         """Look while all of ``ours`` run, so that tenants who came after us are told from us. Empty without GPUs."""
@@ -70,29 +90,34 @@ class Gpus:
             return ()
         try:
             samples = await self.sample()
-        except NvmlError:
+        except (SpawnError, NvmlError):
             return ()
         self.baseline = raise_baseline(self.baseline, samples, frozenset(ours))
         return samples
 
     async def reclaim(self, request: ReclaimRequest) -> ReclaimOutcome:
-        """Wait until the GPUs are free again; at most ``request.timeout_s`` plus one driver call."""
+        """Wait until the GPUs are free again; at most ``request.timeout_s`` plus one driver call.
+
+        Not done means that this node must not carry a rank again. A helper that can't be started is no reason for that.
+        """
+        if self.trouble:
+            return ReclaimOutcome(False, self.trouble, 0.0, 0)
         if not self.watched:
             return ReclaimOutcome(True, self.note or "no GPU in use", 0.0, 0)
         self._exempt = request.exempt
         return await reclaim(self, self.baseline, request, clock.monotonic)
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        """One look at all visible devices. Raises :class:`NvmlError`."""
-        return () if self._client is None else await self._client.sample()
+        """One look at all visible devices. Raises :class:`NvmlError` or :class:`SpawnError`."""
+        return await (await self._driver()).sample()
 
     async def health(self) -> tuple[DeviceHealth, ...]:
-        """The error counters of all visible devices. Raises :class:`NvmlError`."""
-        return () if self._client is None else await self._client.health()
+        """The error counters of all visible devices. Raises :class:`NvmlError` or :class:`SpawnError`."""
+        return await (await self._driver()).health()
 
     async def find_holders(self, kill: bool = False) -> tuple[Holder, ...]:
-        """Who has device files open; with ``kill``, those of this run get SIGKILL. Raises :class:`NvmlError`."""
-        return () if self._client is None else await self._client.find_holders(kill, self._exempt)
+        """Who has device files open; with ``kill``, those of this run get SIGKILL. Raises as :meth:`sample`."""
+        return await (await self._driver()).find_holders(kill, self._exempt)
 
     async def close(self) -> None:
         """End the helper."""

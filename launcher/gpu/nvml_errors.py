@@ -12,4 +12,8 @@ class NvmlUnavailable(NvmlError):
 
 
 class NvmlDead(NvmlError):
-    """The driver hung, or took its process down. It is not asked again: the node is not fit for ranks."""
+    """The process that asks the driver has ended. Nothing is wrong with the node; another one may be started."""
+
+
+class NvmlHung(NvmlDead):
+    """The driver did not answer in time. It is not asked again: the node is not fit for ranks."""

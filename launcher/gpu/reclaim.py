@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.gpu.baseline import Baseline, unexplained
 from ftlaunch.launcher.gpu.model import DeviceSample, Holder, ProcessUse, format_bytes
-from ftlaunch.launcher.gpu.nvml_errors import NvmlError
+from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung
 
 DEFAULT_TOLERANCE_BYTES = 256 << 20
 """The driver's own share of used memory moves by some tens of MiB with contexts of others."""
@@ -91,7 +92,7 @@ def _describe_excess(excess: int, listed: Sequence[ProcessUse], others: Sequence
 
 
 class Looking(Protocol):
-    """What the driver needs of the GPUs. Calls are bounded; they raise :class:`NvmlError`."""
+    """What the driver needs of the GPUs. Calls are bounded; they raise :class:`NvmlError` or :class:`SpawnError`."""
 
     async def sample(self) -> tuple[DeviceSample, ...]:
         """One look at all visible devices."""
@@ -131,16 +132,19 @@ async def reclaim(
     """Look at once, then every 20 ms, later every 50 ms, until all is free, hopeless, or ``timeout_s`` has passed.
 
     Stragglers of this run are killed as soon as they are seen. Never raises: a driver that does not answer is an
-    outcome that is not done.
+    outcome that is not done. When it can't be asked for other reasons, that is told, and nothing held against the node.
     """
     watch = _Watch(gpus, request, clock() + request.timeout_s)
     started = clock()
     try:
         judgement = await watch.look_until_done(baseline, clock, wait)
         reason = judgement.reason if judgement.done or judgement.hopeless else await watch.name_holders(judgement)
-    except NvmlError as error:
-        judgement, reason = Judgement(False), str(error)
-    return ReclaimOutcome(judgement.done, reason, clock() - started, watch.looks, tuple(watch.killed.values()))
+        done = judgement.done
+    except NvmlHung as error:
+        done, reason = False, str(error)
+    except (NvmlError, SpawnError) as error:
+        done, reason = True, f"whether GPU memory is back could not be checked: {error}"
+    return ReclaimOutcome(done, reason, clock() - started, watch.looks, tuple(watch.killed.values()))
 
 
 class _Watch:
@@ -155,7 +159,7 @@ class _Watch:
         self, baseline: Baseline, clock: Callable[[], float], wait: Callable[[float], Awaitable[None]]
     ) -> Judgement:
         while True:
-            samples = await self._gpus.sample()
+            samples = await self._sample()
             self.looks += 1
             judgement = reclaimed(baseline, samples, self._request.ours, self._request.tolerance, self._request.exempt)
             if judgement.done or judgement.hopeless or clock() >= self._deadline:
@@ -164,6 +168,15 @@ class _Watch:
                 # Not at once: the search reads all of /proc, and mostly the driver just needs another moment.
                 self._note(await self._gpus.find_holders(kill=True))
             await wait(FAST_INTERVAL_S if self.looks < _FAST_LOOKS else SLOW_INTERVAL_S)
+
+    async def _sample(self) -> tuple[DeviceSample, ...]:
+        try:
+            return await self._gpus.sample()
+        except NvmlHung:
+            raise
+        except NvmlDead:
+            # The helper was killed while it was asked: the next question starts another one.
+            return await self._gpus.sample()
 
     async def name_holders(self, judgement: Judgement) -> str:
         holders = await self._gpus.find_holders(kill=True)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ftlaunch.launcher.errors import SpawnError
-from ftlaunch.launcher.gpu.nvml_errors import NvmlError
+from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
 from ftlaunch.launcher.health.result import Health, Healthy, Result, Unhealthy
 
 
@@ -43,8 +43,8 @@ async def run_checks(checks: Sequence[Check], deadline_s: float) -> Health:
 async def _answer(check: Check) -> tuple[Result, ...]:
     try:
         return tuple(await check.run())
-    except NvmlError as error:
+    except NvmlHung as error:
         return (Unhealthy(check.name, str(error)),)
-    except SpawnError as error:
-        # Nothing is known: a node that is out of processes shows that soon enough by itself.
+    except (NvmlError, SpawnError) as error:
+        # Nothing is known: that is not held against the node.
         return (Healthy(check.name, f"{check.name} check could not be run: {error}"),)

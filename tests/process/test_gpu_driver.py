@@ -16,7 +16,7 @@ from ftlaunch.launcher import bystanders
 from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim, open_gpus
 from ftlaunch.launcher.gpu.model import XidEvent
-from ftlaunch.launcher.gpu.nvml_errors import NvmlDead
+from ftlaunch.launcher.gpu.nvml_errors import NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest
 from support import procfs
 from support.nvml import GIB, StandIn, gpu
@@ -179,11 +179,11 @@ def test_a_hanging_call_is_bounded_and_the_driver_is_not_asked_again(
         await client.open(None, "", MARK)
         library.show(gpu(0, GIB), "hang nvmlDeviceGetMemoryInfo")
         ticks = asyncio.create_task(_count_ticks())
-        with pytest.raises(NvmlDead, match=r"the NVIDIA driver did not answer within 0.2 s \(asked for: sample\)"):
+        with pytest.raises(NvmlHung, match=r"the NVIDIA driver did not answer within 0.2 s \(asked for: sample\)"):
             await client.sample()
         ticks.cancel()
         assert await _result(ticks) > 3, "the loop stood still"
-        with pytest.raises(NvmlDead):
+        with pytest.raises(NvmlHung):
             await asyncio.wait_for(client.sample(), 0.05)
         await client.close()
         assert not procfs.alive(client.pid)
@@ -213,7 +213,24 @@ def test_a_driver_that_hangs_from_the_start_is_trouble(library: StandIn, monkeyp
         async with opened(library) as gpus:
             assert "did not answer within 0.5 s (asked for: open)" in gpus.trouble
             await gpus.take_baseline()
-            assert (await gpus.reclaim(ReclaimRequest(frozenset()))).looks == 0
+            outcome = await gpus.reclaim(ReclaimRequest(frozenset()))
+            assert not outcome.done and outcome.looks == 0 and "did not answer" in outcome.reason
+
+    asyncio.run(play())
+
+
+def test_a_killed_helper_is_replaced(library: StandIn) -> None:
+    """By the out-of-memory killer, say: that is not held against the node."""
+    library.show(gpu(0, GIB))
+
+    async def play() -> None:
+        async with opened(library) as gpus:
+            await gpus.take_baseline()
+            (helper,) = bystanders.PIDS
+            os.kill(helper, 9)
+            assert (await gpus.reclaim(ReclaimRequest(frozenset({DEAD})))).done
+            assert helper not in bystanders.PIDS and len(bystanders.PIDS) == 1
+            assert (await gpus.health())[0].lost == ""
 
     asyncio.run(play())
 
@@ -223,6 +240,8 @@ def test_a_driver_that_hangs_from_the_start_is_trouble(library: StandIn, monkeyp
     [
         (["fail nvmlInitWithFlags * 9"], "GPUs are not watched: nvmlInit: "),
         (["fail nvmlInitWithFlags * 4"], "GPUs are not watched: nvmlInit: "),
+        (["fail nvmlInitWithFlags * 999"], "GPUs are not watched: nvmlInit: Unknown Error"),
+        (["fail nvmlDeviceGetCount_v2 * 999"], "GPUs are not watched: nvmlDeviceGetCount: Unknown Error"),
         ([], ""),
     ],
 )
@@ -288,7 +307,9 @@ def test_a_helper_that_cannot_start_says_why(library: StandIn, tmp_path: Path, m
         monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
         (tmp_path / "json.py").write_text("raise RuntimeError('a broken json')\n")
         broken = await open_gpus(library.environment, MARK)
-        assert broken.trouble == "the process that asks the NVIDIA driver has ended: RuntimeError: a broken json"
+        reason = "the process that asks the NVIDIA driver has ended: RuntimeError: a broken json"
+        assert (broken.note, broken.trouble) == (f"GPUs are not watched: {reason}", "")
+        assert (await broken.reclaim(ReclaimRequest(frozenset()))).done
         await broken.close()
 
     asyncio.run(play())

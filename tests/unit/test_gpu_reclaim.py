@@ -9,7 +9,7 @@ import pytest
 
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
 from ftlaunch.launcher.gpu.model import Device, DeviceSample, Holder, ProcessUse, format_bytes
-from ftlaunch.launcher.gpu.nvml_errors import NvmlDead
+from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimRequest, reclaim, reclaimed
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -102,18 +102,21 @@ def test_the_baseline_is_not_raised_where_the_driver_hides_our_own_pids() -> Non
 class Script:
     """Looks from a list, the last one for ever. Its clock moves when somebody waits."""
 
-    def __init__(self, looks: Sequence[DeviceSample], holders: Sequence[Holder] = (), hang_at: int = 0) -> None:
+    def __init__(
+        self, looks: Sequence[DeviceSample], holders: Sequence[Holder] = (), wrong: dict[int, NvmlError] | None = None
+    ) -> None:
         self.now = 0.0
         self.waits: list[float] = []
         self.searches: list[bool] = []
         self._looks = list(looks)
         self._holders = tuple(holders)
-        self._hang_at = hang_at
+        self._wrong = wrong or {}
+        self._asked = 0
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        self._hang_at -= 1
-        if self._hang_at == 0:
-            raise NvmlDead("the NVIDIA driver did not answer within 5 s (asked for: sample)")
+        self._asked += 1
+        if self._asked in self._wrong:
+            raise self._wrong[self._asked]
         return (self._looks.pop(0) if len(self._looks) > 1 else self._looks[0],)
 
     async def find_holders(self, kill: bool) -> tuple[Holder, ...]:
@@ -166,9 +169,20 @@ def test_a_lost_gpu_ends_the_wait_at_once() -> None:
 
 
 def test_a_driver_that_hangs_is_an_outcome() -> None:
-    script = Script([look(9 * GIB)], hang_at=3)
+    script = Script([look(9 * GIB)], wrong={3: NvmlHung("the NVIDIA driver did not answer within 5 s")})
     done, reason, *_ = script.run()
     assert not done and "did not answer" in reason
+
+
+def test_a_helper_that_was_killed_is_asked_again() -> None:
+    script = Script([look(9 * GIB)] * 2 + [look(GIB)], wrong={2: NvmlDead("it has ended")})
+    assert script.run()[0]
+
+
+def test_what_cannot_be_asked_is_not_held_against_the_node() -> None:
+    script = Script([look(9 * GIB)], wrong={2: NvmlDead("it has ended"), 3: NvmlDead("it has ended")})
+    done, reason, *_ = script.run()
+    assert done and reason == "whether GPU memory is back could not be checked: it has ended"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from ftlaunch.launcher.bystanders import Finished
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, XidEvent
-from ftlaunch.launcher.gpu.nvml_errors import NvmlDead
+from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlHung
 from ftlaunch.launcher.health.command import judge_command, last_line
 from ftlaunch.launcher.health.gpus import check_gpus
 from ftlaunch.launcher.health.memory import check_memory
@@ -182,12 +182,18 @@ def test_checks_run_side_by_side_and_silence_is_an_answer() -> None:
         return ()
 
     async def dead() -> tuple[Result, ...]:
-        raise NvmlDead("the driver hangs")
+        raise NvmlHung("the driver hangs")
 
-    checks = [Check("stuck", stuck), Check("quick", quick), Check("GPU", dead)]
+    async def unknown() -> tuple[Result, ...]:
+        raise NvmlDead("the helper was killed")
+
+    checks = [Check("stuck", stuck), Check("quick", quick), Check("GPU", dead), Check("other", unknown)]
     health = asyncio.run(run_checks(checks, 0.05))
     assert order == ["stuck", "quick", "cancelled"]
-    assert not health.healthy and health.notes == ("noted",)
+    assert not health.healthy and health.notes == (
+        "noted",
+        "other check could not be run: the helper was killed",
+    )
     assert health.reason == "stuck: no answer within 0.05 s; quick: broken; GPU: the driver hangs"
     assert asyncio.run(run_checks([], 1.0)) == Health() and Health().healthy
 
