@@ -29,6 +29,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, help="samples per contender (default: the item's own, 3 or 5)")
     parser.add_argument("--quick", action="store_true", help="one short sample each: to try the bench, not to quote")
     parser.add_argument("--resume", action="store_true", help="keep the samples that are in the output already")
+    parser.add_argument("--revision", default="", help="commit of ftlaunch to measure (default: the tree as it is)")
     parser.add_argument("--backoff-scale", type=float, default=0.1, help="for container restarts in h (default 0.1)")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "bench.svg")
@@ -71,9 +72,13 @@ def main(argv: Sequence[str]) -> int:
     about: dict[str, object] = {}
     if not args.report:
         venvs = {contender.venv for item in items for contender in item.contenders}
-        who.prepare(venvs)
+        who.prepare(venvs, args.revision)
         who.warm_up(venvs)
-        about = {**machine(), "settings": {**asdict(settings), "quick": args.quick}, "versions": _versions(venvs)}
+        about = {
+            **machine(),
+            "settings": {**asdict(settings), "quick": args.quick},
+            "versions": _versions(venvs, args.revision),
+        }
     results = load(args.output, about)
     if not args.report:
         if not args.resume:
@@ -86,15 +91,18 @@ def main(argv: Sequence[str]) -> int:
     return int(any(sample.error for sample in results.samples if sample.item in args.only))
 
 
-def _versions(venvs: set[str]) -> dict[str, str]:
-    found = {"ftlaunch": _commit(), "torch": who.version("ftlaunch", "torch") if "ftlaunch" in venvs else who.TORCH}
+def _versions(venvs: set[str], revision: str) -> dict[str, str]:
+    found = {
+        "ftlaunch": _commit(revision),
+        "torch": who.version("ftlaunch", "torch") if "ftlaunch" in venvs else who.TORCH,
+    }
     if "nvrx" in venvs:
         found["nvidia-resiliency-ext"] = who.version("nvrx", "nvidia-resiliency-ext")
     return found
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+def _commit(revision: str) -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", revision or "--dirty"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return done.stdout.strip() or "unknown"
 

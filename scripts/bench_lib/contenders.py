@@ -51,8 +51,8 @@ TORCHRUN = Contender("torchrun", "torchrun", "torchrun", ("--standalone",), {"TO
 NVRX = Contender("NVRx 0.4.1", "nvrx", "ft_launcher", ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"))
 
 
-def prepare(venvs: Iterable[str]) -> None:
-    """Install what is missing, and ftlaunch as it is in the tree now."""
+def prepare(venvs: Iterable[str], revision: str = "") -> None:
+    """Install what is missing, and ftlaunch: a commit, or what is in the tree now."""
     for name in sorted(set(venvs)):
         stamp = VENVS / name / "stamp"
         wanted = f"{VENVS} {sys.version} {_PACKAGES[name]}"
@@ -62,7 +62,7 @@ def prepare(venvs: Iterable[str]) -> None:
             _pip(name, *_PACKAGES[name])
             stamp.write_text(wanted)
         if name == "ftlaunch":
-            _install_tree()
+            _install_tree(revision)
 
 
 def version(venv: str, package: str) -> str:
@@ -84,15 +84,20 @@ def warm_up(venvs: Iterable[str]) -> None:
         subprocess.run([python(venv), "-W", "ignore", "-c", code], check=True, cwd="/")
 
 
-def _install_tree() -> None:
+def _install_tree(revision: str) -> None:
     # From a copy: a build folder left in the tree would bring old files into the wheel.
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "tree")
         copy.mkdir()
-        for name in ("launcher", "heartbeat", "rendezvous"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, copy)
+        if revision:
+            archive = ["git", "-C", str(ROOT), "archive", "--format=tar", "-o", f"{folder}/tree.tar", revision]
+            subprocess.run(archive, check=True)
+            shutil.unpack_archive(f"{folder}/tree.tar", copy)
+        else:
+            for name in ("launcher", "heartbeat", "rendezvous"):
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            for name in ("pyproject.toml", "README.md", "LICENSE"):
+                shutil.copy(ROOT / name, copy)
         _pip("ftlaunch", "--no-deps", "--no-build-isolation", "--force-reinstall", str(copy))
 
 

@@ -141,7 +141,7 @@ def steady(contender: Contender, settings: Settings) -> Figures:
     with start(contender.command(DRILL, 2), {**contender.environment, **drill, "DRILL_CKPT_EVERY": "1000000"}) as job:
         ranks = wait_until(lambda: _pids_of_drill(job.out, 2), 60.0, "two ranks that train")
         threading.Event().wait(settings.steady_warm_up_s)
-        use = measure.use_of(job.marker, ranks, 1.0)
+        use = measure.use_of(job, ranks, 1.0)
         job.finish(_TIMEOUT_S)
         story = recovery.events(job.out)
     steps = [event["t"] for event in story if event["event"] == "step" and event["rank"] == 0]
@@ -201,7 +201,7 @@ def sampler(item: Item, contender: Contender) -> Callable[[Contender, Settings],
 def _settled_use(job: Running, settings: Settings) -> measure.Use:
     ranks = wait_until(lambda: _pids_told(job, _RANKS), 120.0, f"{_RANKS} ranks that tell their pid")
     threading.Event().wait(settings.settle_s)
-    return measure.use_of(job.marker, ranks, settings.window_s)
+    return measure.use_of(job, ranks, settings.window_s)
 
 
 def _pids_told(job: Running, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_lib.runner import Running
 from support import procfs
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -24,21 +25,14 @@ class Use:
     cpu_percent: float
 
 
-def launcher_side(marker: str, ranks: Iterable[int]) -> set[int]:
-    """Return the processes that carry ``marker`` without the ranks and what they started."""
-    below: set[int] = set()
-    todo = list(ranks)
-    while todo:
-        pid = todo.pop()
-        if pid not in below:
-            below.add(pid)
-            todo.extend(procfs.children(pid))
-    return procfs.carrying(marker) - below
+def launcher_side(job: Running, ranks: Iterable[int]) -> set[int]:
+    """Return the job's processes without the ranks and what they started. A helper may have a clean environment."""
+    return (procfs.carrying(job.marker) | procfs.descendants([job.process.pid])) - procfs.descendants(ranks)
 
 
-def use_of(marker: str, ranks: Iterable[int], window_s: float) -> Use:
+def use_of(job: Running, ranks: Iterable[int], window_s: float) -> Use:
     """Measure the launcher's side: memory once, processor time over ``window_s``."""
-    pids = launcher_side(marker, ranks)
+    pids = launcher_side(job, ranks)
     pss = sum(map(_pss_bytes, pids)) / 1e6
     before, began = sum(map(_cpu_s, pids)), time.monotonic()
     threading.Event().wait(window_s)

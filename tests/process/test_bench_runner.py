@@ -35,9 +35,9 @@ def test_launchers_side_is_everything_but_the_ranks_and_what_they_started() -> N
     with start([sys.executable, "-c", code], {}) as agent:
         (rank,) = wait_until(lambda: procfs.children(agent.process.pid))
         wait_until(lambda: len(procfs.carrying(agent.marker)) == 2)
-        assert measure.launcher_side(agent.marker, ()) == {agent.process.pid, rank}
-        assert measure.launcher_side(agent.marker, (rank,)) == {agent.process.pid}
-        use = measure.use_of(agent.marker, (rank,), 0.05)
+        assert measure.launcher_side(agent, ()) == {agent.process.pid, rank}
+        assert measure.launcher_side(agent, (rank,)) == {agent.process.pid}
+        use = measure.use_of(agent, (rank,), 0.05)
         assert use.processes == 1 and use.pss_mb > 1
 
 

@@ -100,15 +100,23 @@ class Job:
 
     def close(self) -> list[str]:
         """End it the hard way and return what of it outlived its agent; removes the private directories."""
+        tree: set[int] = set()
         if self.process.poll() is None:
+            # Helpers with a clean environment are only found below the agent.
+            tree = procfs.descendants([self.pid]) - {self.pid}
             self.process.kill()
             self.process.wait()
+
+        def left() -> set[int]:
+            return self.processes() | set(filter(procfs.alive, tree))
+
         survivors: list[str] = []
         try:
-            wait_until(lambda: not self.processes(), _VANISH_S)
+            wait_until(lambda: not left(), _VANISH_S)
         except AssertionError:
-            survivors = [procfs.describe(pid) for pid in procfs.kill_carrying(self.marker)]
-            wait_until(lambda: not self.processes(), _VANISH_S, "killed survivors are gone")
+            survivors = [procfs.describe(pid) for pid in left()]
+            procfs.kill(left())
+            wait_until(lambda: not left(), _VANISH_S, "killed survivors are gone")
         shutil.rmtree(self.home, ignore_errors=True)
         return survivors
 

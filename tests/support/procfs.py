@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -36,6 +37,18 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def descendants(roots: Iterable[int]) -> set[int]:
+    """Return everything below ``roots``, these included, as far as nobody has moved to another parent."""
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo.extend(children(pid))
+    return found
+
+
 def carrying(marker: str) -> set[int]:
     """Return living processes whose start environment holds ``marker`` (``NAME=value``), this one left out."""
     wanted = marker.encode()
@@ -60,7 +73,12 @@ def describe(pid: int) -> str:
 def kill_carrying(marker: str) -> set[int]:
     """SIGKILL every process that carries ``marker``; returns those that were there."""
     found = carrying(marker)
-    for pid in found:
+    kill(found)
+    return found
+
+
+def kill(targets: Iterable[int]) -> None:
+    """SIGKILL all of them; those that are gone do not matter."""
+    for pid in targets:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    return found
