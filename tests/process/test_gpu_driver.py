@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -168,10 +168,7 @@ def test_a_driver_without_process_lists_or_health(tmp_path: Path) -> None:
     assert outcome.done and outcome.looks == 3
 
 
-def test_a_hanging_call_is_bounded_and_the_driver_is_not_asked_again(
-    library: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "CALL_TIMEOUT_S", 0.2)
+def test_a_hanging_call_is_bounded_and_the_driver_is_not_asked_again(library: StandIn) -> None:
     library.show(gpu(0, GIB))
 
     async def play() -> None:
@@ -182,7 +179,7 @@ def test_a_hanging_call_is_bounded_and_the_driver_is_not_asked_again(
         with pytest.raises(NvmlHung, match=r"the NVIDIA driver did not answer within 0.2 s \(asked for: sample\)"):
             await client.sample()
         ticks.cancel()
-        assert await _result(ticks) > 3, "the loop stood still"
+        assert await ticks > 3, "the loop stood still"
         with pytest.raises(NvmlHung):
             await asyncio.wait_for(client.sample(), 0.05)
         await client.close()
@@ -199,10 +196,6 @@ async def _count_ticks() -> int:
             count += 1
     except asyncio.CancelledError:
         return count
-
-
-async def _result(task: Awaitable[int]) -> int:
-    return await task
 
 
 def test_a_driver_that_hangs_from_the_start_is_trouble(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
