@@ -1,0 +1,161 @@
+"""Seeing at once that an agent died although its host lives.
+
+Each agent listens on a TCP port that its node key tells. Peers connect, read the agent's node id in one line, and
+hold the connection. When the process dies its kernel ends the connection, and then *refuses* a new one: that proves
+that the process is gone. Only a refusal, or another agent answering at that port, is a proof. Silence, a host that
+cannot be reached, or a connection that merely broke prove nothing; then the lease decides.
+
+Each node holds a connection to the next one in group rank order: one per node, however many nodes there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+from collections.abc import Callable
+
+from ftlaunch.rendezvous.etcd.records import Seat
+
+_HELLO_S = 2.0
+_LINE_LIMIT = 1024
+_RETRY_S = (0.05, 1.0, 5.0)
+_MOST_PEERS = 256
+
+
+class Proof(enum.Enum):
+    """What a try to connect showed."""
+
+    ALIVE = "alive"
+    GONE = "gone"
+    NOTHING = "nothing"
+
+
+class Doorbell:
+    """Listens so that others can see that this process lives. The kernel answers even while the loop is busy."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._socket: socket.socket | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def open(self) -> int:
+        """Listen on a free port and return it. Raises :class:`OSError`."""
+        try:
+            self._socket = socket.create_server(("::", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+        except (OSError, ValueError):
+            self._socket = socket.create_server(("0.0.0.0", 0), backlog=128)
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        """Greet who connects, until cancelled."""
+        if self._socket is None:
+            return
+        self._server = await asyncio.start_server(self._greet, sock=self._socket, limit=_LINE_LIMIT)
+        await self._server.serve_forever()
+
+    def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= _MOST_PEERS:
+            # A peer that is turned away this way connects again, which succeeds: no false proof.
+            writer.close()
+            return
+        self._writers.add(writer)
+        try:
+            writer.write(self._node_id.encode() + b"\n")
+            while await reader.read(_LINE_LIMIT):
+                pass
+        except OSError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class Visit:
+    """A try to connect to a peer: what it showed and, if alive, the connection."""
+
+    def __init__(self, proof: Proof, reader: asyncio.StreamReader | None, writer: asyncio.StreamWriter | None) -> None:
+        self.proof = proof
+        self._reader = reader
+        self._writer = writer
+
+    async def until_broken(self) -> None:
+        """Wait until the connection ends, for whatever reason."""
+        if self._reader is None:
+            return
+        try:
+            while await self._reader.read(_LINE_LIMIT):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+async def visit(address: str, port: int, node_id: str, timeout_s: float = _HELLO_S) -> Visit:
+    """Connect and see who is there. Takes at most twice ``timeout_s``."""
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port, limit=_LINE_LIMIT), timeout_s)
+    except ConnectionRefusedError:
+        return Visit(Proof.GONE, None, None)
+    except (OSError, asyncio.TimeoutError):
+        return Visit(Proof.NOTHING, None, None)
+    proof = Proof.NOTHING
+    try:
+        line = await asyncio.wait_for(reader.readuntil(b"\n"), timeout_s)
+        proof = Proof.ALIVE if line.strip() == node_id.encode() else Proof.GONE
+    except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError):
+        pass
+    finally:
+        if proof is not Proof.ALIVE:
+            writer.close()
+    return Visit(proof, reader, writer) if proof is Proof.ALIVE else Visit(proof, None, None)
+
+
+async def probe(address: str, port: int, node_id: str) -> Proof:
+    """Connect, see who is there, and hang up."""
+    found = await visit(address, port, node_id)
+    found.close()
+    return found.proof
+
+
+async def watch_over(seat: Seat, on_gone: Callable[[Seat], None]) -> None:
+    """Hold a connection to a peer, making it anew whenever it breaks, until the peer is proven gone."""
+    failures = 0
+    while True:
+        found = await visit(seat.address, seat.peer_port, seat.node_id)
+        try:
+            if found.proof is Proof.GONE:
+                on_gone(seat)
+                return
+            if found.proof is Proof.ALIVE:
+                failures = 0
+                await found.until_broken()
+                continue
+        finally:
+            found.close()
+        await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+        failures += 1
+
+
+def next_in_ring(seats: tuple[Seat, ...], node_id: str) -> Seat | None:
+    """Whom this node watches over; ``None`` when it is alone or not seated."""
+    ranks = {seat.node_id: rank for rank, seat in enumerate(seats)}
+    if node_id not in ranks or len(seats) < 2:
+        return None
+    return seats[(ranks[node_id] + 1) % len(seats)]

@@ -1,0 +1,297 @@
+"""What stands in the keys: JSON objects with a version, read with suspicion.
+
+A value that this version cannot read raises :class:`RecordError`; who reads decides whether that matters.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+VERSION = 1
+MAX_BYTES = 1_000_000
+"""etcd refuses requests above 1.5 MiB by default."""
+
+T = TypeVar("T")
+
+
+class RecordError(ValueError):
+    """A value in the job's key space is not what this version writes."""
+
+
+class FailureKind(enum.Enum):
+    """Why a generation ended."""
+
+    FAILED = "failed"
+    """A node's own ranks failed."""
+    LOST = "lost"
+    """A node vanished: its lease ended, or its process is proven gone."""
+    LEFT = "left"
+    """A node went away in good order."""
+    ASKED = "asked"
+    """A node asked for a new generation: growth, or a restart on request."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One living agent. ``asked``: the lowest generation that it wants to be in, ``None`` while it asks for nothing."""
+
+    node_id: str
+    host: str
+    pid: int
+    address: str
+    peer_port: int
+    slots: int
+    master_port: int = 0
+    order: int | None = None
+    asked: int | None = None
+    counted: bool = False
+    offers: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, value: bytes) -> NodeRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(
+            node_id=_get(raw, "node_id", str),
+            host=_get(raw, "host", str),
+            pid=_get(raw, "pid", int),
+            address=_get(raw, "address", str),
+            peer_port=_get(raw, "peer_port", int),
+            slots=_positive(raw, "slots"),
+            master_port=_get(raw, "master_port", int),
+            order=_optional(raw, "order", int),
+            asked=_optional(raw, "asked", int),
+            counted=_get(raw, "counted", bool),
+            offers=_get(raw, "offers", dict),
+        )
+
+
+@dataclass(frozen=True)
+class HolderRecord:
+    """Which agent has a machine, or leads. ``attempt`` is unique per try: an answer that got lost is recognised."""
+
+    node_id: str
+    host: str
+    pid: int
+    address: str
+    peer_port: int
+    attempt: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, value: bytes) -> HolderRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(
+            node_id=_get(raw, "node_id", str),
+            host=_get(raw, "host", str),
+            pid=_get(raw, "pid", int),
+            address=_get(raw, "address", str),
+            peer_port=_get(raw, "peer_port", int),
+            attempt=_get(raw, "attempt", str),
+            settings=_strings(raw, "settings"),
+        )
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One node of a generation; its place in the table is its group rank."""
+
+    node_id: str
+    host: str
+    address: str
+    slots: int
+    peer_port: int
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """One agreed generation.
+
+    ``absent`` maps nodes that lived, but had not asked for this or an earlier generation in time, to the generation
+    that began without them: what they had asked for before says nothing any more.
+    """
+
+    generation: int
+    attempt: str
+    seats: tuple[Seat, ...]
+    master_address: str
+    master_port: int
+    restart_count: int
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, int] = field(default_factory=dict)
+
+    def rank_of(self, node_id: str) -> int | None:
+        """The group rank of a node, ``None`` for one that is not seated."""
+        return next((rank for rank, seat in enumerate(self.seats) if seat.node_id == node_id), None)
+
+    @classmethod
+    def decode(cls, value: bytes) -> TableRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(
+            generation=_get(raw, "generation", int),
+            attempt=_get(raw, "attempt", str),
+            seats=tuple(_seat(item) for item in _get(raw, "seats", list)),
+            master_address=_get(raw, "master_address", str),
+            master_port=_get(raw, "master_port", int),
+            restart_count=_get(raw, "restart_count", int),
+            shared=_get(raw, "shared", dict),
+            settings=_strings(raw, "settings"),
+            absent=_get(raw, "absent", dict),
+        )
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """Who ended a generation, and why."""
+
+    generation: int
+    kind: FailureKind
+    node_id: str
+    host: str
+    reason: str
+    attempt: str
+    counted: bool = True
+
+    @classmethod
+    def decode(cls, value: bytes) -> FailureRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        try:
+            kind = FailureKind(_get(raw, "kind", str))
+        except ValueError as error:
+            raise RecordError(str(error)) from None
+        return cls(
+            generation=_get(raw, "generation", int),
+            kind=kind,
+            node_id=_get(raw, "node_id", str),
+            host=_get(raw, "host", str),
+            reason=_get(raw, "reason", str),
+            attempt=_get(raw, "attempt", str),
+            counted=_get(raw, "counted", bool),
+        )
+
+
+@dataclass(frozen=True)
+class GrowthRecord:
+    """``waiting`` nodes wait to be taken into a generation that is smaller than wanted."""
+
+    generation: int
+    waiting: int
+    reason: str
+
+    @classmethod
+    def decode(cls, value: bytes) -> GrowthRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(_get(raw, "generation", int), _get(raw, "waiting", int), _get(raw, "reason", str))
+
+
+@dataclass(frozen=True)
+class FinishRecord:
+    """All ranks of a node succeeded in this generation."""
+
+    node_id: str
+    generation: int
+
+    @classmethod
+    def decode(cls, value: bytes) -> FinishRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(_get(raw, "node_id", str), _get(raw, "generation", int))
+
+
+@dataclass(frozen=True)
+class ClosedRecord:
+    """The job is over: what every agent ends with."""
+
+    exit_code: int
+    reason: str
+    node_id: str
+    host: str
+    attempt: str
+
+    @classmethod
+    def decode(cls, value: bytes) -> ClosedRecord:
+        """Raises :class:`RecordError`."""
+        raw = _load(value)
+        return cls(
+            exit_code=_get(raw, "exit_code", int),
+            reason=_get(raw, "reason", str),
+            node_id=_get(raw, "node_id", str),
+            host=_get(raw, "host", str),
+            attempt=_get(raw, "attempt", str),
+        )
+
+
+AnyRecord = NodeRecord | HolderRecord | TableRecord | FailureRecord | GrowthRecord | FinishRecord | ClosedRecord
+
+
+def encode(record: AnyRecord) -> bytes:
+    """Raises :class:`RecordError` when the record is too big for etcd or holds what JSON cannot."""
+    raw: dict[str, Any] = {"v": VERSION, **vars(record)}
+    if isinstance(record, TableRecord):
+        raw["seats"] = [[s.node_id, s.host, s.address, s.slots, s.peer_port] for s in record.seats]
+    elif isinstance(record, FailureRecord):
+        raw["kind"] = record.kind.value
+    try:
+        value = json.dumps(raw, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"cannot be written as JSON: {error}") from None
+    if len(value) > MAX_BYTES:
+        raise RecordError(f"{len(value)} bytes are too many for one etcd key (at most {MAX_BYTES})")
+    return value
+
+
+def _load(value: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(value)
+    except ValueError:
+        raise RecordError("not JSON") from None
+    if not isinstance(raw, dict):
+        raise RecordError("not a JSON object")
+    if raw.get("v") != VERSION:
+        raise RecordError(f"written in version {raw.get('v')!r}, this ftlaunch speaks version {VERSION}")
+    return raw
+
+
+def _get(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = raw.get(name)
+    # bool is an int to Python, not to us.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise RecordError(f"{name} is {value!r}, not a {kind.__name__}")
+    return value
+
+
+def _optional(raw: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    return None if raw.get(name) is None else _get(raw, name, kind)
+
+
+def _positive(raw: Mapping[str, Any], name: str) -> int:
+    value = _get(raw, name, int)
+    if value < 1:
+        raise RecordError(f"{name} is {value}")
+    return value
+
+
+def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
+    return {str(key): str(value) for key, value in _get(raw, name, dict).items()}
+
+
+def _seat(item: Any) -> Seat:
+    if not isinstance(item, list) or len(item) != 5:
+        raise RecordError(f"{item!r} is not a seat")
+    raw = dict(zip(("node_id", "host", "address", "slots", "peer_port"), item, strict=True))
+    return Seat(
+        node_id=_get(raw, "node_id", str),
+        host=_get(raw, "host", str),
+        address=_get(raw, "address", str),
+        slots=_positive(raw, "slots"),
+        peer_port=_get(raw, "peer_port", int),
+    )

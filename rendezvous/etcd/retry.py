@@ -1,0 +1,64 @@
+"""Trying again, with growing random pauses. The clock, the sleep and the interrupt are the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ftlaunch.rendezvous.etcd.errors import Unreachable
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The caller does not want the result any more. Caught by who set the interrupt."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Pauses in seconds: first ``initial_s``, each ``factor`` times as long, up to ``max_s``, shortened by jitter."""
+
+    initial_s: float = 0.05
+    max_s: float = 1.0
+    factor: float = 2.0
+    jitter: float = 0.5
+
+    def pause(self, attempt: int, chance: float) -> float:
+        """The pause after the ``attempt``-th failure, counted from 0; ``chance`` is within [0, 1)."""
+        whole = min(self.max_s, self.initial_s * self.factor ** min(attempt, 60))
+        return whole * (1 - self.jitter * chance)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Calls something until it answers. ``deadline`` is on ``clock``; ``interrupt`` is asked before each attempt."""
+
+    policy: Policy = Policy()
+    deadline: float = float("inf")
+    interrupt: Callable[[], bool] = lambda: False
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = field(default=random.random)
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return the first answer.
+
+        Only :class:`~.errors.Unreachable` is tried again. Raises the last one when the deadline has passed, and
+        :class:`Interrupted`.
+        """
+        tried = 0
+        while True:
+            if self.interrupt():
+                raise Interrupted
+            try:
+                return await attempt()
+            except Unreachable:
+                pause = self.policy.pause(tried, self.chance())
+                if self.clock() + pause >= self.deadline:
+                    raise
+            tried += 1
+            await self.sleep(pause)
