@@ -10,7 +10,7 @@ import sys
 
 from ftlaunch.heartbeat import compact
 from ftlaunch.heartbeat.client import CLIENT, MAX_BYTES, MODULES
-from ftlaunch.heartbeat.uncaught import is_installed
+from ftlaunch.heartbeat.installed import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -136,6 +136,11 @@ def _load_compiled(data: bytes) -> CodeType:
     return code
 
 
+def needs_runpy(kind: str, target: str) -> bool:
+    """Whether the interpreter would import :mod:`runpy` for it: a module, a folder or a zip file."""
+    return kind == "module" or _is_importable(target)
+
+
 def _is_importable(path: str) -> bool:
     """Whether some path hook takes ``path`` as a place of modules: a folder or a zip file."""
     for hook in sys.path_hooks:

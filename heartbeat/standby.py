@@ -261,7 +261,7 @@ def wait_for_order() -> worker.Order:
     _set_environment(environment)
     worker.bind(worker.take_ties().affinity)
     os.environ.pop("FTLAUNCH_STANDBY_FD", None)
-    warm.chill()
+    warm.chill(through_runpy=run_main.needs_runpy(order.kind, order.target))
     return order
 
 

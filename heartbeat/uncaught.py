@@ -14,6 +14,7 @@ from _thread import get_ident
 
 from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.harmless import Harmless
+from ftlaunch.heartbeat.installed import is_installed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -237,11 +238,3 @@ def _place(error: BaseException) -> str:
             place = innermost
         traceback = traceback.tb_next
     return place or innermost
-
-
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-
-
-def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package or the standard library, and not to the user."""
-    return file.startswith(_STANDARD_LIBRARY) or "/site-packages/" in file or "/dist-packages/" in file

@@ -2,7 +2,8 @@
 
 Before a standby becomes a rank, its preloaded modules are taken out of ``sys.modules`` and what their imports changed
 (warning filters, hooks, import paths, limits) is put back. With the script's first import of any of them, provided that
-the script's ``sys.path`` finds the same file, all are put in place again together with those changes, in no time.
+the script's ``sys.path`` finds the same file, they are put in place again, in no time: those of the standard library
+with the first of these, and all others, with the changes that came with them, with the first of the others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import sys
 
 from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.hooks import find_behind
+from ftlaunch.heartbeat.installed import is_standard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -159,15 +161,14 @@ class WarmStart:
         self.settings = _settings()
         self.environment_writes: dict[str, tuple[str | None, bool]] = {}
         self._known = frozenset(sys.modules)
+        __import__("runpy")
+        self._with_runpy = frozenset(sys.modules)
         self._hidden: dict[str, ModuleType] = {}
 
-    def preloaded(self) -> Iterable[str]:
-        """Names of the modules imported since."""
-        return [name for name in list(sys.modules) if name not in self._known]
-
-    def chill(self) -> None:
-        """Hide what was imported."""
-        for name in self.preloaded():
+    def chill(self, *, through_runpy: bool) -> None:
+        """Hide what was imported; what the interpreter itself imports to run a module or a folder stays for these."""
+        known = self._with_runpy if through_runpy else self._known
+        for name in [name for name in sys.modules if name not in known]:
             if not name.startswith("ftlaunch") and _can_be_served(sys.modules[name]):
                 self._hidden[name] = sys.modules.pop(name)
         for setting in self.settings:
@@ -190,19 +191,22 @@ class WarmStart:
         def exec_module(executed: ModuleType) -> None:
             del loader.create_module, loader.exec_module
             executed.__spec__ = original
-            self.thaw()
+            self.thaw(everything=not _is_standard(original))
 
         loader.create_module = lambda wanted: module
         loader.exec_module = exec_module
         return spec
 
-    def thaw(self) -> None:
-        """Bring everything back. Harmless when done already."""
-        if self not in sys.meta_path:
+    def thaw(self, *, everything: bool) -> None:
+        """Bring the standard library back, or everything. Harmless when done already."""
+        for name, module in list(self._hidden.items()):
+            if everything or _is_standard(_spec_of(module)):
+                sys.modules.setdefault(name, module)
+                # From now on it is like any other: removed and imported again, it is executed again.
+                del self._hidden[name]
+        if not everything or self not in sys.meta_path:
             return
         sys.meta_path.remove(self)
-        for name, module in self._hidden.items():
-            sys.modules.setdefault(name, module)
         for setting in self.settings:
             setting.thaw()
         replay(self.environment_writes)
@@ -218,6 +222,10 @@ def _spec_of(module: ModuleType) -> ModuleSpec | None:
     except AttributeError:
         return None
     return spec
+
+
+def _is_standard(spec: ModuleSpec | None) -> bool:
+    return spec is not None and isinstance(spec.origin, str) and is_standard(spec.origin)
 
 
 def _can_be_served(module: ModuleType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -360,8 +361,11 @@ def test_stacks_of_a_spinning_worker_can_be_had(agent: ranks.Agent, tmp_path: Pa
         child.send_signal(stackdump.DUMP_SIGNAL)
         wait_until(lambda: stackdump.is_complete((tmp_path / "dump").read_text()))
     text = stackdump.without_our_frames((tmp_path / "dump").read_text())
-    assert text.splitlines()[1:] == [
-        f'  File "{tmp_path}/train.py", line 3 in spinning',
-        f'  File "{tmp_path}/train.py", line 4 in <module>',
-    ]
+    # Perhaps still on its way from the print to the loop.
+    assert re.fullmatch(
+        r"Current thread .*\n"
+        r'  File "\S+/train\.py", line [23] in spinning\n'
+        r'  File "\S+/train\.py", line 4 in <module>\n',
+        text,
+    )
     assert child.poll() is None

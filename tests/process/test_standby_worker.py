@@ -75,8 +75,10 @@ def test_preloaded_modules_are_not_executed_again_and_keep_their_identity(
 ) -> None:
     path = {"PYTHONPATH": str(packages)}
     script = (
-        "import sys, warnings\n"
-        "before = 'good' in sys.modules, 'json.decoder' in sys.modules, [f for f in warnings.filters if f[1]]\n"
+        "import sys\n"
+        "before = 'good' in sys.modules, 'json.decoder' in sys.modules\n"
+        "import warnings, logging\n"
+        "before += ('good' in sys.modules, [f for f in warnings.filters if f[1]])\n"
         "import good, json, importlib, pickle, copyreg\n"
         "assert good.loads == ['preloaded'] or not good.loads\n"
         "print(before, 'json.decoder' in sys.modules, [f[0] for f in warnings.filters if f[1]],\n"
@@ -93,7 +95,7 @@ def test_preloaded_modules_are_not_executed_again_and_keep_their_identity(
         warm = release(agent, standby, tmp_path, script, **path)
     cold = agent.run("script", "train.py", cwd=tmp_path, **path)
     assert warm == cold
-    assert "(False, False, []) True ['ignore'] True False False True [] True _Environ" in warm.out
+    assert "(False, False, False, []) True ['ignore'] True False False True [] True _Environ" in warm.out
 
 
 def test_environment_of_the_rank_is_exact_and_what_modules_wrote_comes_with_their_import(
