@@ -65,8 +65,11 @@ class Ear(Protocol):
     def has_last_words(self, worker: WorkerProcess) -> bool:
         """Whether the rank said its last words and is on its way out."""
 
-    async def collect_evidence(self) -> None:
+    async def collect_evidence(self) -> tuple[str, ...]:
         """Collect the stacks of all ranks; bounded, nobody is killed meanwhile."""
+
+    def note_end(self) -> None:
+        """The generation ends: write down how far it came."""
 
 
 class Pool(Protocol):
@@ -109,6 +112,8 @@ class Crew:
         self.helpers: set[int] = set()
         """Pids of our own children that are no ranks: guardian, health checks."""
         self.teardown: Teardown | None = None
+        self.on_evidence: Callable[[tuple[str, ...]], None] = lambda blocks: None
+        """Gets what was collected of ranks that are about to be killed for a stall."""
         self._stop = stop
         self._plan = plan
         self._output = output
@@ -143,6 +148,7 @@ class Crew:
             if action.manner is Manner.NOW:
                 self.teardown.hurry()
             return
+        self._ear.note_end()
         self.teardown = Teardown(
             self.workers, self._stop, self._outsiders, self._ear.in_checkpoint, self._ear.has_last_words
         )
@@ -150,7 +156,7 @@ class Crew:
 
     async def _stop_all(self, action: StopWorkers, teardown: Teardown) -> None:
         if action.evidence:
-            await self._ear.collect_evidence()
+            self.on_evidence(await self._ear.collect_evidence())
         leftovers = await teardown.run(action.manner, action.signum)
         self.reap()
         await self._output.drained(action.generation)
@@ -163,6 +169,16 @@ class Crew:
     def reap(self) -> None:
         """Reap adopted orphans; called on SIGCHLD."""
         reap_adopted({worker.pid for worker in self.workers} | set(self._outsiders()))
+
+    def training_resumed(self) -> None:
+        """The first beat of the generation was heard: standbys may be made ready again."""
+        if self.pool is not None:
+            self.pool.fill_soon()
+
+    def modules_learned(self, names: Sequence[str], environment: Mapping[str, str | None]) -> None:
+        """What the ranks had loaded by their first step."""
+        if self.pool is not None:
+            self.pool.learn(names, environment)
 
     def checkpoint_left(self, local_rank: int) -> None:
         """The rank has left its checkpoint section: a stop that waits for it need not wait any more."""

@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import actions as do
+from ftlaunch.launcher import bystanders, kernel, numa, signals, staleness
 from ftlaunch.launcher import events as ev
-from ftlaunch.launcher import kernel, numa, signals, staleness
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
@@ -138,8 +138,8 @@ class Job:
 
     async def run(self) -> tuple[int, str]:
         """Returns the exit code and the failure report, empty after a success."""
-        hearing = Hearing(self.config.heartbeat, self.say)
-        guard = Guard(self.marker, hearing.runtime_dir)
+        hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
+        guard = Guard(self.marker, hearing.endpoint.directory)
         try:
             return await self._run_with(hearing, guard)
         finally:
@@ -174,7 +174,7 @@ class Job:
             self.config, self.marker, hearing.socket_path, self.lifeline, self.dumps, binding.cpus, self.place.layout
         )
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
-        helpers: set[int] = set()
+        helpers = bystanders.PIDS
         resume = self._make_resume(helpers)
         agent = Agent(
             State(slots=self.config.workers.nproc, joins_late=resume is not None),
@@ -189,7 +189,7 @@ class Job:
         crew.helpers = helpers
         crew.pool = self._make_pool(plan, output, agent)
         agent.employ(crew)
-        hearing.use_dumps(self.dumps, narrator.add_evidence)
+        crew.on_evidence = narrator.add_evidence
         return agent, crew, narrator
 
     def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:
