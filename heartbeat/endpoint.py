@@ -1,7 +1,7 @@
 """Where the heartbeat socket lies: a private directory with a short enough path, else an abstract address.
 
-The directory is locked with flock(2) as long as its agent lives, however it dies. So whoever gets the lock knows that the
-owner is gone, in whatever PID namespace that was, and systemd-tmpfiles(8) leaves a locked directory alone.
+The directory is locked with flock(2) as long as its agent lives, however it dies. So whoever gets the lock knows that
+the owner is gone, in whatever PID namespace that was, and systemd-tmpfiles(8) leaves a locked directory alone.
 """
 
 from __future__ import annotations

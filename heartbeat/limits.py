@@ -1,92 +1,260 @@
-"""How long a rank may be silent: generous until the job's own rhythm is known, then measured. Pure.
+"""How long a silence may last: what the user said, else what this job has shown, else generous defaults. Pure.
 
-A limit is the largest gap seen in this job times a safety factor, never below the floor and never above the time-out
-that holds until it is known. Gaps are measured between the senders' own clock readings, so an agent that was paused
-does not distort them. All ranks count together, and what was learned outlives the generation.
+One table per job: all ranks of a node learn into it, it is kept across generations, and nodes may exchange it. A
+*gap* is a silence that ended by itself, measured by the clock of the worker, so the agent's own pauses are not in it.
+
+=============================  =====================================================================================
+``--section-timeout NAME=S``   exactly S, for ``step`` and ``init`` too
+``init``                       ``--init-timeout``
+before the first step          ``--init-timeout``
+``step`` (no section is open)  ``--hang-timeout``, until enough gaps were seen; then the largest gap times
+                               ``--hang-safety-factor``, at least ``--hang-floor``, at least what the job's first
+                               steps took, never more than ``--hang-timeout``
+``checkpoint``, ``eval``       likewise, but between ten times ``--hang-floor`` and the larger of ``--hang-timeout``
+                               and ``--init-timeout``: storage and data are less regular than steps
+other sections                 as ``step``
+=============================  =====================================================================================
+
+Two things keep what was learnt from doing harm. It does not hold during the first steps of a generation, which may
+compile. And after it has cost a generation its life, it does not hold again until the next one is past that place: if
+the silence was the script's own (an evaluation without a section), the second time it is allowed to end.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-STEP = "step"
 INIT = "init"
-WARM_UP = 3
-"""First gaps of a generation that teach nothing: compilation, caches, the first batch."""
-ENOUGH = 5
-"""Gaps after which a limit counts as known; one is enough for a section, which is rarer."""
+STEP = "step"
+CHECKPOINT = "checkpoint"
+EVAL = "eval"
+
+DEFAULT_INIT_TIMEOUT_S = 1800.0
+WARM_UP = 5
+"""So many gaps at the start of each rank are its first steps: they compile, and fill caches."""
+MIN_STEPS = 20
+"""So many gaps between beats are enough to know a section."""
+_VISIT_WEIGHT = 7
+"""A visit to a section as a whole tells more: three of them are enough."""
+_ROOMY = 10.0
+_WARM_MARGIN = 1.5
+_PLACE_MARGIN = 10
+_MAX_SECTIONS = 256
+_MAX_NAME = 64
+VERSION = 1
 
 
-@dataclass(frozen=True)
-class Limit:
-    """Seconds, and where they come from: ``option``, ``measured``, ``time-out`` (not known yet)."""
+class Settings(Protocol):
+    """What the user chose. Seconds; zero or less, or infinite: no limit."""
+
+    @property
+    def init_timeout_s(self) -> float: ...
+    @property
+    def hang_timeout_s(self) -> float: ...
+    @property
+    def section_timeouts_s(self) -> Mapping[str, float]: ...
+    @property
+    def safety_factor(self) -> float: ...
+    @property
+    def floor_s(self) -> float: ...
+    @property
+    def dstate_timeout_s(self) -> float: ...
+    @property
+    def exit_barrier_timeout_s(self) -> float: ...
+    @property
+    def ignore_stopped(self) -> bool: ...
+
+
+class Source(enum.Enum):
+    """Where a limit comes from."""
+
+    CONFIGURED = "configured"
+    LEARNT = "learnt"
+    DEFAULT = "default"
+
+
+class Limit(NamedTuple):
+    """``seconds`` is infinite where there is no limit."""
 
     seconds: float
-    origin: str
+    source: Source
 
 
-@dataclass(frozen=True)
-class LimitSettings:
-    """As on the command line, in seconds."""
+class Row(NamedTuple):
+    """One section for ``ftctl status``; ``count``: gaps it was learnt from."""
 
-    init_timeout_s: float = 1800.0
-    hang_timeout_s: float = 600.0
-    sections_s: Mapping[str, float] = field(default_factory=dict)
-    safety_factor: float = 10.0
-    floor_s: float = 60.0
+    section: str
+    limit: Limit
+    longest_s: float
+    count: int
+
+
+class Observed:
+    """What was seen of one section."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.visits = 0
+        self.longest_s = 0.0
+        self.warm_s = 0.0
+
+    @property
+    def enough(self) -> bool:
+        """Whether it is known well enough to go by."""
+        return self.beats + _VISIT_WEIGHT * self.visits >= MIN_STEPS
 
 
 class Limits:
-    """Learns gaps by name, ``step`` or a section's."""
+    """The table. ``version`` grows whenever a limit may have become shorter."""
 
-    def __init__(self, settings: LimitSettings) -> None:
-        self._settings = settings
-        self._largest: dict[str, float] = {}
-        self._count: dict[str, int] = {}
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.version = 0
+        self.start_s = 0.0
+        """Longest silence directly before a first step."""
+        self.distrusted_until = 0
+        """Steps of a generation within which what was learnt does not hold."""
+        self.trained: set[int] = set()
+        """Local ranks that have ever made a step."""
+        self._seen: dict[str, Observed] = {}
 
-    def learn(self, name: str, gap_s: float) -> None:
-        """A gap between two steps, or the length of a section, that turned out to be no stall."""
-        if gap_s < 0:
-            return
-        self._largest[name] = max(gap_s, self._largest.get(name, 0.0))
-        self._count[name] = self._count.get(name, 0) + 1
+    # -- learning -----------------------------------------------------------------------------------------------
 
-    def limit(self, name: str) -> Limit:
-        """The limit that holds now for ``step`` or a section."""
-        settings = self._settings
-        if name in settings.sections_s:
-            return Limit(settings.sections_s[name], "option")
-        ceiling = max(settings.init_timeout_s, settings.hang_timeout_s) if name == INIT else settings.hang_timeout_s
-        if self._count.get(name, 0) < (ENOUGH if name == STEP else 1):
-            return Limit(ceiling, "time-out")
-        measured = max(settings.floor_s, self._largest[name] * settings.safety_factor)
-        return Limit(measured, "measured") if measured < ceiling else Limit(ceiling, "time-out")
+    def learn(self, section: str, gap_s: float, *, warm: bool = False, visit: bool = False) -> None:
+        """A silence of ``gap_s`` ended with a beat, or with the section itself (``visit``).
 
-    @property
-    def init(self) -> Limit:
-        """Until the first beat."""
-        return Limit(self._settings.init_timeout_s, "option")
+        ``warm``: it was among the first steps of a rank.
+        """
+        seen = self._note(section, gap_s, warm)
+        if seen is not None and not warm:
+            enough = seen.enough
+            if visit:
+                seen.visits += 1
+            else:
+                seen.beats += 1
+            if not enough and seen.enough:
+                self.version += 1
 
-    @property
-    def ceiling(self) -> Limit:
-        """When it is not known what the rank is doing."""
-        settings = self._settings
-        return Limit(max(settings.hang_timeout_s, *settings.sections_s.values(), 0.0), "time-out")
+    def learn_part(self, section: str, gap_s: float, *, warm: bool = False) -> None:
+        """A silence of ``gap_s`` ended with another section: as long as that at least, but no measure by itself."""
+        self._note(section, gap_s, warm)
 
-    def table(self) -> dict[str, Limit]:
-        """All names with a limit of their own, for people."""
-        names = dict.fromkeys((STEP, *self._settings.sections_s, *self._largest))
-        return {name: self.limit(name) for name in names}
+    def _note(self, section: str, gap_s: float, warm: bool) -> Observed | None:
+        seen = self._seen.get(section)
+        if seen is None:
+            if len(self._seen) >= _MAX_SECTIONS:
+                return None
+            seen = self._seen[section] = Observed()
+        if warm:
+            seen.warm_s = max(seen.warm_s, gap_s)
+        elif gap_s > seen.longest_s:
+            seen.longest_s = gap_s
+        return seen
+
+    def learn_start(self, gap_s: float) -> None:
+        """The silence before a rank's first step of a generation, from the last sign of its start-up."""
+        self.start_s = max(self.start_s, gap_s)
+
+    def distrust(self, steps: int) -> None:
+        """A learnt limit ended a generation after so many of its steps: give the next one time at that place."""
+        self.distrusted_until = steps + _PLACE_MARGIN
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def of(self, section: str, *, steps: int | None = None) -> Limit:
+        """The limit of a section for a rank that has made ``steps`` steps in this generation; ``None``: any number."""
+        configured = self.settings.section_timeouts_s.get(section)
+        if configured is not None:
+            return Limit(_or_none(configured), Source.CONFIGURED)
+        ceiling = self._ceiling(section)
+        if steps == 0:
+            # Before the first step a checkpoint is loaded, which may take as long as a start may.
+            return Limit(max(ceiling, _or_none(self.settings.init_timeout_s)), Source.DEFAULT)
+        learnt = self._learnt(section) if steps is None or self._holds(steps) else None
+        if learnt is None or learnt >= ceiling:
+            return Limit(ceiling, Source.DEFAULT)
+        return Limit(learnt, Source.LEARNT)
+
+    def ceiling(self, section: str) -> float:
+        """The limit of a section if nothing had been learnt."""
+        configured = self.settings.section_timeouts_s.get(section)
+        return self._ceiling(section) if configured is None else _or_none(configured)
+
+    def most_lenient(self, *, steps: int | None = None) -> Limit:
+        """For a rank that is in some section, nobody knows which."""
+        names = {STEP, CHECKPOINT, INIT, *self._seen, *self.settings.section_timeouts_s}
+        return max((self.of(name, steps=steps) for name in names), key=lambda limit: limit.seconds)
+
+    def longest_s(self, section: str) -> float:
+        """The longest silence ever seen to end by itself, first steps included."""
+        seen = self._seen.get(section)
+        return max(seen.longest_s, seen.warm_s) if seen is not None else 0.0
+
+    def table(self) -> list[Row]:
+        """Every section that was seen or configured, and those that there always are."""
+        names = dict.fromkeys((STEP, INIT, CHECKPOINT, EVAL, *self.settings.section_timeouts_s, *sorted(self._seen)))
+        return [self._row(name) for name in names]
+
+    def _row(self, name: str) -> Row:
+        seen = self._seen.get(name)
+        count = seen.beats + seen.visits if seen is not None else 0
+        return Row(name, self.of(name), self.longest_s(name), count)
+
+    def _holds(self, steps: int) -> bool:
+        return steps > WARM_UP and steps > self.distrusted_until
+
+    def _ceiling(self, section: str) -> float:
+        hang, init = _or_none(self.settings.hang_timeout_s), _or_none(self.settings.init_timeout_s)
+        if section == INIT:
+            return init
+        return max(hang, init) if section in (CHECKPOINT, EVAL) else hang
+
+    def _learnt(self, section: str) -> float | None:
+        seen = self._seen.get(section)
+        if section == INIT or seen is None or not seen.enough:
+            # How long other nodes take to come says nothing about next time.
+            return None
+        floor = self.settings.floor_s * (_ROOMY if section in (CHECKPOINT, EVAL) else 1.0)
+        start = self.start_s if section == STEP else 0.0
+        return max(seen.longest_s * self.settings.safety_factor, floor, seen.warm_s * _WARM_MARGIN, start)
+
+    # -- keeping ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What was learned, as JSON."""
-        return {name: [gap, self._count[name]] for name, gap in self._largest.items()}
+        """As JSON knows it, for a spare or another node; a few hundred bytes."""
+        sections = {name: [seen.beats, seen.visits, seen.longest_s, seen.warm_s] for name, seen in self._seen.items()}
+        return {"version": VERSION, "sections": sections, "start_s": self.start_s}
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Add what another agent has learned. What is not of :meth:`snapshot`'s shape is left out."""
-        for name, value in snapshot.items():
-            if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(v, (int, float)) for v in value):
-                self._largest[str(name)] = max(float(value[0]), self._largest.get(str(name), 0.0))
-                self._count[str(name)] = max(int(value[1]), self._count.get(str(name), 0))
+    def merge(self, snapshot: object) -> None:
+        """Take in what another node has learnt: the longest gap of both. Whatever is not understood is left out."""
+        if not isinstance(snapshot, Mapping) or snapshot.get("version") != VERSION:
+            return
+        self.start_s = max(self.start_s, _seconds(snapshot.get("start_s")))
+        sections = snapshot.get("sections")
+        for name, values in sections.items() if isinstance(sections, Mapping) else ():
+            if isinstance(name, str) and len(name) <= _MAX_NAME and isinstance(values, (list, tuple)):
+                self._merge_section(name, values)
+        self.version += 1
+
+    def _merge_section(self, name: str, values: list[object] | tuple[object, ...]) -> None:
+        if len(values) != 4 or (name not in self._seen and len(self._seen) >= _MAX_SECTIONS):
+            return
+        seen = self._seen.setdefault(name, Observed())
+        # Not the sum: the same gaps may come round again.
+        seen.beats = max(seen.beats, int(_seconds(values[0])))
+        seen.visits = max(seen.visits, int(_seconds(values[1])))
+        seen.longest_s = max(seen.longest_s, _seconds(values[2]))
+        seen.warm_s = max(seen.warm_s, _seconds(values[3]))
+
+
+def _or_none(seconds: float) -> float:
+    return seconds if seconds > 0 else math.inf
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 <= value <= 1e9 else 0.0

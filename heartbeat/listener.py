@@ -91,8 +91,8 @@ class Listener:
         Longest for hostile JSON: about 5 ms. Never blocks, never raises.
         """
         found: list[Heard] = []
-        refused = left_bytes = 0
-        while limit > 0 and left_bytes < _MAX_BYTES_PER_DRAIN:
+        refused = taken_bytes = 0
+        while limit > 0 and taken_bytes < _MAX_BYTES_PER_DRAIN:
             try:
                 size, ancillary, flags, _ = self._receiver.recvmsg_into(
                     self._buffers, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
@@ -101,7 +101,7 @@ class Listener:
                 # Nothing there, or no memory for it just now: the loop will call again.
                 break
             limit -= 1
-            left_bytes += size
+            taken_bytes += size
             judged = self._judge(size, ancillary, flags, now)
             if isinstance(judged, Heard):
                 found.append(judged)

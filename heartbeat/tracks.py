@@ -1,139 +1,376 @@
-"""What is known of each rank of the generation, from its messages. No clock, no process: ``now`` is an argument."""
+"""What the agent knows about each rank of one generation from its messages. No clock is read, nothing is decided here.
+
+Two clocks, never mixed up. Silences are counted on the agent's own, from when a message was *received*: whatever kept
+the agent from hearing makes a silence shorter, never longer. Gaps to learn from are differences of the *sender's*
+stamps, and only where no message in between was lost, so the agent's pauses are not in them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import enum
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ftlaunch.heartbeat.limits import STEP, WARM_UP, Limits
+from ftlaunch.heartbeat.listener import Heard
+from ftlaunch.heartbeat.procstate import ProcState
 from ftlaunch.heartbeat.wire import Kind, Message
 
+_LATE_S = 1.0
+"""A message that is this much later than its sender's others was kept waiting by us."""
+_SERIES = 64
+_SERIALS = 1 << 32
 _MAX_SECTIONS = 32
-_RATE_WINDOW = 20
+_MAX_NAME = 64
 
 
-@dataclass
+class Phase(enum.IntEnum):
+    """How far the start-up of a rank is, as far as it told. Each is entered by a message and never left backwards."""
+
+    SPAWNED = 0
+    """Nothing heard: the interpreter is starting, or this is a program that never speaks."""
+    STARTED = 1
+    """Our bootstrap runs."""
+    SCRIPT = 2
+    """The user's program begins."""
+    IMPORTED = 3
+    """torch.optim is loaded. No promise: evaluation and inference load it too."""
+    TRAINING = 4
+    """The program has made an optimizer, so it means to make steps."""
+    STEPPING = 5
+    """At least one step or beat."""
+
+
+_PHASES = {
+    "start": Phase.STARTED,
+    "script": Phase.SCRIPT,
+    "import": Phase.IMPORTED,
+    "optimizer": Phase.TRAINING,
+    "init": Phase.TRAINING,
+}
+
+
+class OpenSection:
+    """One section that a rank is in."""
+
+    def __init__(self, name: str, entered_at: float, entered_ns: int) -> None:
+        self.name = name
+        self.entered_at = entered_at
+        self.entered_ns = entered_ns
+
+
+class Look(NamedTuple):
+    """What the kernel said at some moment."""
+
+    at: float
+    state: ProcState
+
+
 class Track:
-    """One rank of one generation. Times are the agent's clock, except ``sent_s``, the worker's own."""
+    """One rank of one generation. Times are CLOCK_MONOTONIC seconds of the agent, ``*_ns`` those of the worker."""
 
-    local_rank: int
-    pid: int
-    started_at: float
-    phase: str = "started"
-    """``started``, ``start``, ``script``, ``import`` (torch.optim is there), ``training``."""
-    beaten: bool = False
-    watched: bool = False
-    """Something has shown that beats are to be expected: a hook is armed, a section was opened, it has beaten."""
-    step: int | None = None
-    ticks: int = 0
-    checkpoints: int = 0
-    checkpoint_step: int | None = None
-    checkpoint_path: str = ""
-    sections: list[tuple[str, float]] = field(default_factory=list)
-    sections_known: bool = True
-    last_progress: float = 0.0
-    first_progress: float | None = None
-    info: dict[str, Any] = field(default_factory=dict)
-    last_words: bool = False
-    step_times: list[float] = field(default_factory=list)
-    _serial: int = 0
-    _sequence: int = -1
-    _speaker: int = 0
-    _sent_s: float | None = None
-    _opened_s: list[float] = field(default_factory=list)
-    _gaps: int = 0
-    _interrupted: bool = False
-
-    def take(self, message: Message, pid: int, now: float, limits: Limits) -> None:
-        """Take one message in. Older ones than the last of the same process tell nothing new about progress."""
-        if pid != self._speaker:
-            self._speaker, self._sequence, self._sent_s, self._serial = pid, -1, None, message.section_serial
-        late = message.sequence <= self._sequence
-        self._sequence = max(message.sequence, self._sequence)
-        if message.kind is Kind.SECTION or "sections" in message.payload:
-            if not late:
-                self._take_sections(message, now, limits)
-        elif message.section_serial != self._serial and not late:
-            # A section message was lost: until the stack is told again nobody knows what the rank is doing.
-            self.sections_known = False
-        if message.kind in (Kind.BEAT, Kind.TICK):
-            self._take_progress(message, now, limits)
-        elif message.kind is Kind.HELLO:
-            self._take_hello(message)
-        elif message.kind is Kind.CHECKPOINT:
-            self._take_checkpoint(message)
-        elif message.kind is Kind.LAST_WORDS:
-            self.last_words = True
-
-    def shift(self, gap_s: float) -> None:
-        """The agent was paused for so long: nobody's silence during that time counts."""
-        self.started_at += gap_s
-        self.last_progress += gap_s
-        self.sections = [(name, since + gap_s) for name, since in self.sections]
+    def __init__(self, local_rank: int, pid: int, now: float) -> None:
+        self.local_rank = local_rank
+        self.pid = pid
+        self.voice = pid
+        """The process that speaks for the rank: itself, or one below a program that is not Python."""
+        self.phase = Phase.SPAWNED
+        self.exit_code: int | None = None
+        self.exited_at = 0.0
+        self.beats = 0
+        """Steps: beats and ticks of this generation."""
+        self.step: int | None = None
+        """The script's own number of its last beat."""
+        self.ticks = 0
+        self.beat_at = 0.0
+        self.beat_ns = 0
+        self.sign_at = now
+        """Last sign of its start-up, or change of sections."""
+        self.sign_ns = 0
+        self.sections: list[OpenSection] | None = []
+        """Outermost first; ``None``: a message was lost, and which they are is not known."""
+        self.info: Mapping[str, Any] = {}
+        self.series: deque[tuple[int, int]] = deque(maxlen=_SERIES)
+        """The last steps: number, and sender's time in ns."""
+        self.tainted = False
+        """Something from outside is in the current gap: do not learn from it."""
+        self.warned: dict[str, int] = {}
+        self.quiet_look: Look | None = None
+        """The first look during the present silence."""
+        self.same_look: Look | None = None
+        """Since when the kernel has told the same ominous state."""
+        self.said: set[str] = set()
+        self._sequence = 0
+        self._serial = 0
+        self._lag_s: float | None = None
 
     @property
-    def alive_since(self) -> float:
-        """When the silence began."""
-        return self.last_progress if self.beaten else self.started_at
+    def alive(self) -> bool:
+        """Its process has not ended."""
+        return self.exit_code is None
 
     @property
-    def rate(self) -> float | None:
-        """Steps per second over the last ones."""
-        total = sum(self.step_times)
-        return len(self.step_times) / total if total > 0 else None
+    def progress_at(self) -> float:
+        """When it last showed any progress: a step, a change of sections, or a phase of its start-up."""
+        return self.beat_at if self.beat_at > self.sign_at else self.sign_at
 
-    def _take_hello(self, message: Message) -> None:
-        phase = str(message.payload.get("phase", ""))[:32]
-        if not self.beaten and phase:
-            self.phase = phase
-        if phase == "import":
-            self.watched = True
+    @property
+    def section(self) -> str:
+        """The innermost open section; ``step`` when there is none, ``""`` when it is not known."""
+        if self.sections is None:
+            return ""
+        return self.sections[-1].name if self.sections else STEP
 
-    def _take_progress(self, message: Message, now: float, limits: Limits) -> None:
-        sent_s = message.sent_ns / 1e9
-        if self._sent_s is not None and sent_s > self._sent_s and not self._interrupted:
-            gap = sent_s - self._sent_s
-            self._gaps += 1
-            if self._gaps > WARM_UP:
-                limits.learn(STEP, gap)
-                self.step_times = [*self.step_times[-_RATE_WINDOW + 1 :], gap]
-        self._sent_s = sent_s
-        self._interrupted = bool(self.sections)
+    def is_in(self, name: str) -> bool:
+        """Whether such a section is open. Not known counts as yes."""
+        return self.sections is None or any(section.name == name for section in self.sections)
+
+    def broke_silence(self) -> None:
+        """Forget what was noted about the silence that has ended."""
+        self.warned.clear()
+        self.quiet_look = None
+        self.said.discard("works")
+
+    def shift(self, gap_s: float, now: float) -> None:
+        """Leave ``gap_s`` out of every silence."""
+        self.beat_at = min(now, self.beat_at + gap_s) if self.beats else 0.0
+        self.sign_at = min(now, self.sign_at + gap_s)
+        for section in self.sections or ():
+            section.entered_at = min(now, section.entered_at + gap_s)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+
+    def take(self, heard: Heard, limits: Limits, undisturbed: bool) -> bool:
+        """Take in one message; True when more changed than a step. ``undisturbed``: others are in no section."""
+        message = heard.message
+        if heard.pid != self.voice or not self._sequence:
+            self._begin(heard.pid)
+        lost = message.sequence != self._sequence + 1
+        in_order = message.sequence > self._sequence
+        if in_order:
+            self._sequence = message.sequence
+        changed = self._take_sections(message, heard.received_at, limits, lost)
+        kind = message.kind
+        if kind is Kind.TICK or kind is Kind.BEAT:
+            if in_order or message.sent_ns > self.beat_ns:
+                learnable = undisturbed and not lost and not self.tainted
+                return self._step(message, heard.received_at, limits, learnable) or changed
+        elif kind is Kind.HELLO:
+            self._hello(message, heard.received_at)
+        return True
+
+    def lateness(self, heard: Heard) -> float:
+        """How much later than usual for this sender the message was received: the agent's own pause, or load."""
+        lag_s = heard.received_at - heard.message.sent_ns / 1e9
+        usual_s = self._lag_s
+        # Its clock may have an offset (time_namespaces(7)), and may jump once (a process that was restored).
+        if usual_s is None or lag_s < usual_s or lag_s - usual_s > _LATE_S:
+            self._lag_s = lag_s
+        return lag_s - usual_s if usual_s is not None and lag_s - usual_s > _LATE_S else 0.0
+
+    def _begin(self, pid: int) -> None:
+        """A process speaks for the first time."""
+        if pid != self.voice:
+            self.sections, self.beat_ns, self._lag_s = [], 0, None
+            self.series.clear()
+        self.voice = pid
+        self._sequence = self._serial = 0
+        self.tainted = True
+
+    def _hello(self, message: Message, now: float) -> None:
+        self.phase = max(self.phase, _PHASES.get(str(message.payload.get("phase")), Phase.SPAWNED))
+        self._sign(message.sent_ns, now)
+
+    def _sign(self, sent_ns: int, now: float) -> None:
+        self.sign_at = now
+        self.sign_ns = max(self.sign_ns, sent_ns)
+        self.broke_silence()
+
+    def _step(self, message: Message, now: float, limits: Limits, learnable: bool) -> bool:
+        """Note a step; True for the first."""
+        sent_ns = message.sent_ns
+        first = self.beats == 0
+        if learnable and not first:
+            self._learn(sent_ns, limits)
+        elif first and self.sections == [] and self.sign_ns:
+            limits.learn_start(_seconds(sent_ns, self.sign_ns))
+        self.tainted = False
+        self.beats += 1
+        self.beat_at, self.beat_ns = now, sent_ns
         if message.kind is Kind.TICK:
             self.ticks = max(self.ticks, message.step or 0)
         elif message.step is not None:
-            self.step = message.step if self.step is None else max(self.step, message.step)
-        info = message.payload.get("info")
-        if isinstance(info, dict):
-            self.info = info
-        self.beaten = self.watched = True
-        self.phase = "training"
-        self.last_progress = max(now, self.last_progress)
-        if self.first_progress is None:
-            self.first_progress = now
+            self.step = message.step
+        self.series.append((self.beats if message.step is None else message.step, sent_ns))
+        if message.payload:
+            info = message.payload.get("info")
+            if isinstance(info, dict):
+                self.info = info
+        if self.warned or self.quiet_look is not None:
+            self.broke_silence()
+        if first:
+            self.phase = Phase.STEPPING
+            limits.trained.add(self.local_rank)
+        return first
 
-    def _take_sections(self, message: Message, now: float, limits: Limits) -> None:
-        names = message.payload.get("sections")
-        if not isinstance(names, list):
-            return
-        names = [str(name)[:64] for name in names[:_MAX_SECTIONS]]
-        sent_s = message.sent_ns / 1e9
-        common = 0
-        while common < min(len(names), len(self.sections)) and names[common] == self.sections[common][0]:
-            common += 1
-        for (name, _), opened_s in zip(self.sections[common:], self._opened_s[common:], strict=False):
-            limits.learn(name, sent_s - opened_s)
-        self.sections = self.sections[:common] + [(name, now) for name in names[common:]]
-        self._opened_s = self._opened_s[:common] + [sent_s] * (len(names) - common)
+    def _learn(self, sent_ns: int, limits: Limits) -> None:
+        warm = self.beats <= WARM_UP
+        if self.sections:
+            for section in self.sections:
+                limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), warm=warm)
+        elif self.sections is not None and self.beat_ns:
+            limits.learn(STEP, _seconds(sent_ns, self.beat_ns, self.sign_ns), warm=warm)
+
+    # -- sections -----------------------------------------------------------------------------------------------
+
+    def _take_sections(self, message: Message, now: float, limits: Limits, lost: bool) -> bool:
+        newer = (message.section_serial - self._serial) % _SERIALS
+        if newer >= _SERIALS // 2:
+            return False  # Overtaken by a later one.
+        told = _names(message.payload.get("sections")) if message.payload else None
+        if told is None:
+            if newer:
+                self._serial, self.sections = message.section_serial, None
+                self._sign(message.sent_ns, now)
+            return newer > 0
+        if not newer and self.sections is not None:
+            return False
         self._serial = message.section_serial
-        self.sections_known = True
-        self._interrupted = self.watched = True
-        # Opening or closing a section is a sign of life as good as a step.
-        self.last_progress = max(now, self.last_progress)
+        old, kept = self.sections or [], 0
+        if newer == 1:
+            # After a lost message an equal name may be another visit: it gets its time anew.
+            while kept < min(len(old), len(told)) and old[kept].name == told[kept]:
+                kept += 1
+            if not lost and not self.tainted:
+                self._learn_change(old, kept, message.sent_ns, limits)
+        self.sections = old[:kept] + [OpenSection(name, now, message.sent_ns) for name in told[kept:]]
+        self._sign(message.sent_ns, now)
+        return True
 
-    def _take_checkpoint(self, message: Message) -> None:
+    def _learn_change(self, old: Sequence[OpenSection], kept: int, sent_ns: int, limits: Limits) -> None:
+        for section in old[kept:]:
+            limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), visit=True)
+        if self.sections == [] and self.beat_ns:
+            limits.learn_part(STEP, _seconds(sent_ns, self.beat_ns, self.sign_ns), warm=self.beats <= WARM_UP)
+
+
+def _seconds(sent_ns: int, *since_ns: int) -> float:
+    """From the latest of ``since_ns`` to ``sent_ns``; never negative."""
+    return max(0, sent_ns - max(since_ns)) / 1e9
+
+
+def _names(told: object) -> list[str] | None:
+    if not isinstance(told, list) or len(told) > _MAX_SECTIONS:
+        return None
+    return [str(name)[:_MAX_NAME] for name in told]
+
+
+class Progress(NamedTuple):
+    """How far this node's ranks came in one generation."""
+
+    beaten: bool
+    step: int | None
+    ticks: int
+    checkpoints: int
+    checkpoint_step: int | None
+
+
+class Tracks:
+    """All ranks of this node in one generation."""
+
+    def __init__(self, generation: int = -1, pids: Sequence[int] = (), now: float = 0.0, first_rank: int = 0) -> None:
+        self.generation = generation
+        self.first_rank = first_rank
+        self.ranks = [Track(local_rank, pid, now) for local_rank, pid in enumerate(pids)]
+        self.checkpoints = 0
+        self.checkpoint_step: int | None = None
+        self.left_at: float | None = None
+        """When the first rank ended with 0."""
+        self.fresh_at = now
+        """Silences before this moment do not count, for anybody."""
+        self._accounted_until = now
+        self._busy_at = -1.0
+        self._busy = [-1.0] * len(pids)
+
+    @property
+    def alive(self) -> list[Track]:
+        """Ranks whose process has not ended."""
+        return [track for track in self.ranks if track.alive]
+
+    def hear(self, heard: Heard, limits: Limits) -> bool:
+        """Take in a message of this generation. False for a plain step: limits and deadlines only got later.
+
+        About 3 µs. Messages of other generations or ranks are ignored.
+        """
+        message = heard.message
+        if message.generation != self.generation or message.local_rank >= len(self.ranks):
+            return False
+        track = self.ranks[message.local_rank]
+        late_s = track.lateness(heard)
+        if late_s:
+            self.paused(heard.received_at, late_s)
+        version = limits.version
+        changed = track.take(heard, limits, self._busy_at < track.beat_at or self.undisturbed(track, track.beat_at))
+        if message.kind is Kind.CHECKPOINT:
+            self._checkpoint(message)
+        if changed and (track.sections or message.section_serial):
+            self._busy_at = self._busy[track.local_rank] = heard.received_at
+        return changed or limits.version != version
+
+    def undisturbed(self, track: Track, since: float) -> bool:
+        """Whether no other rank has been in a section since: a rank may wait for those that are."""
+        return all(
+            other is track or (not other.sections and self._busy[other.local_rank] < since) for other in self.ranks
+        )
+
+    def exited(self, local_rank: int, exit_code: int, now: float) -> None:
+        """A rank's process has ended. Whatever section it was in is over."""
+        track = self.ranks[local_rank]
+        if track.sections != []:
+            self._busy_at = self._busy[local_rank] = now
+        track.exit_code, track.exited_at, track.sections = exit_code, now, []
+        if exit_code == 0 and self.left_at is None:
+            self.left_at = now
+
+    def paused(self, now: float, gap_s: float) -> None:
+        """The agent could not hear for the last ``gap_s`` seconds: leave them out of every silence, once."""
+        lost_s = min(gap_s, now - self._accounted_until)
+        self._accounted_until = max(now, self._accounted_until)
+        if lost_s > 0:
+            for track in self.ranks:
+                track.shift(lost_s, now)
+            self.fresh_at = min(now, self.fresh_at + lost_s)
+            if self.left_at is not None:
+                self.left_at = min(now, self.left_at + lost_s)
+
+    def restart_timers(self, now: float) -> None:
+        """Every silence begins anew, and the gap that it is part of teaches nothing."""
+        self.fresh_at = now
+        for track in self.alive:
+            track.tainted = True
+
+    def others_in_section(self, track: Track) -> bool:
+        """Whether another living rank is inside a section, or may be."""
+        return any(other.alive and other is not track and other.sections != [] for other in self.ranks)
+
+    def last_section_change(self, track: Track) -> float:
+        """When another rank last opened or closed a section; negative if never."""
+        return max((at for rank, at in enumerate(self._busy) if rank != track.local_rank), default=-1.0)
+
+    def progress(self) -> Progress:
+        """For the restart policy."""
+        steps = [track.step for track in self.ranks if track.step is not None]
+        return Progress(
+            beaten=any(track.beats for track in self.ranks),
+            step=max(steps, default=None),
+            ticks=max((track.ticks for track in self.ranks), default=0),
+            checkpoints=self.checkpoints,
+            checkpoint_step=self.checkpoint_step,
+        )
+
+    def _checkpoint(self, message: Message) -> None:
         self.checkpoints += 1
         step = message.payload.get("step")
-        if isinstance(step, int) and not isinstance(step, bool):
-            self.checkpoint_step = step if self.checkpoint_step is None else max(step, self.checkpoint_step)
-        self.checkpoint_path = str(message.payload.get("path", ""))
+        if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+            self.checkpoint_step = max(step, self.checkpoint_step or 0)
