@@ -91,10 +91,12 @@ def _read_regular(path: Path | None) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         return b""
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return b""
-        try:
+        with open(fd, "rb", closefd=False) as file:
             return file.read(_LIMIT)
-        except OSError:
-            return b""
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
