@@ -40,13 +40,6 @@ def peers_option(option: str) -> bool:
     return option.startswith("--ft-")
 
 
-def test_options_that_torchrun_lacks_are_all_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
-    own = {option.name for option in OPTIONS if not option.torchrun and option.name not in {"use-env", "version"}}
-    rare = {"allow-multiple-agents-per-node", "python"}
-    assert {name for name in own - rare if f"`--{name}`" not in text and f"`--{name} " not in text} == set()
-
-
 def test_exit_codes_of_the_readme_are_those_of_the_code() -> None:
     table = (ROOT / "README.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
     cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
