@@ -189,6 +189,16 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """What the agent serves over HTTP. A port of 0 is one that is free; ``None``: none."""
+
+    port: int | None = None
+    health_port: int | None = None
+    address: str = "127.0.0.1"
+    """Of both ports."""
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything the agent needs to know, once."""
 
@@ -201,6 +211,7 @@ class Config:
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     standby: StandbyConfig = StandbyConfig()
     logs: LogConfig = LogConfig()
+    metrics: MetricsConfig = MetricsConfig()
     torchrun_exit_codes: bool = False
     error_file: str | None = None
     """TORCHELASTIC_ERROR_FILE of the launcher itself: gets a copy of the root cause."""

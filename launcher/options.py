@@ -23,10 +23,24 @@ STALLS = "Stalls"
 STANDBY = "Warm standby"
 DEVICES = "GPUs and CPUs"
 OUTPUT = "Output and records"
+METRICS = "Metrics and health"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GENERAL = "General"
 CHECKPOINTS = "Resuming from checkpoints"
-GROUPS = (WORKERS, RENDEZVOUS, SCRIPT, RESTARTS, CHECKPOINTS, STALLS, STANDBY, DEVICES, OUTPUT, NO_EFFECT, GENERAL)
+GROUPS = (
+    WORKERS,
+    RENDEZVOUS,
+    SCRIPT,
+    RESTARTS,
+    CHECKPOINTS,
+    STALLS,
+    STANDBY,
+    DEVICES,
+    OUTPUT,
+    METRICS,
+    NO_EFFECT,
+    GENERAL,
+)
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -202,6 +216,13 @@ OPTIONS: tuple[Option, ...] = (
          parse=values.size, default="1G", metavar="SIZE"),
     _own("log-level", OUTPUT, "How much ftlaunch says itself.", "logs.level", parse=values.log_level,
          default="WARNING", also=("LOGLEVEL",), metavar="LEVEL"),
+
+    _own("metrics-port", METRICS, "Serve metrics for Prometheus at /metrics on this port; 0: a free one.",
+         "metrics.port", parse=whole(0, 65535), metavar="PORT"),
+    _own("health-port", METRICS, "Serve /healthz (the agent lives) and /readyz (steps are heard) on this port.",
+         "metrics.health_port", parse=whole(0, 65535), metavar="PORT"),
+    _own("metrics-address", METRICS, "Address on which both listen; a probe or scraper from outside needs 0.0.0.0 or "
+         "the node's own.", "metrics.address", parse=values.address, default="127.0.0.1", metavar="HOST"),
 
     _torchrun("monitor-interval", NO_EFFECT, "Deaths are seen at once; nothing is polled.", default="0.1",
               parse=values.number(0), metavar="SECONDS"),

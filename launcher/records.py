@@ -31,6 +31,8 @@ class EventLog:
     def __init__(self, path: Path | None, warn: Callable[[str], None]) -> None:
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=_RECENT)
         """The last events, newest last."""
+        self.observers: list[Callable[[Mapping[str, Any]], None]] = []
+        """Told of every event, at once; must be quick and must not raise."""
         self._path = path
         self._warn = warn
         self._fd = -1
@@ -58,6 +60,8 @@ class EventLog:
         # The head wins: a field of the same name must not make the line lie about when and where.
         event = {key: plain(value) for key, value in {**head, **fields, **head}.items()}
         self.recent.append(event)
+        for observe in self.observers:
+            observe(event)
         if self._path is not None:
             self._append(self._path, event)
 

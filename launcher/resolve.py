@@ -13,6 +13,7 @@ from ftlaunch.launcher.config import (
     Config,
     HeartbeatConfig,
     LogConfig,
+    MetricsConfig,
     RestartConfig,
     StandbyConfig,
     StandbyMode,
@@ -51,6 +52,7 @@ def resolve(
         heartbeat=_heartbeat(settings),
         standby=_standby(settings),
         logs=_logs(settings, environ, workers.nproc),
+        metrics=_metrics(settings),
         torchrun_exit_codes=settings["torchrun-exit-codes"],
         error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         environment=dict(environ),
@@ -224,6 +226,15 @@ def _logs(settings: Settings, environ: Mapping[str, str], nproc: int) -> LogConf
         event_log_handler=settings["event-log-handler"],
         max_file_bytes=settings["log-file-limit"],
     )
+
+
+def _metrics(settings: Settings) -> MetricsConfig:
+    port, health_port = settings["metrics-port"], settings["health-port"]
+    if port is not None and port == health_port and port != 0:
+        raise UsageError(f"--metrics-port and --health-port are both {port}: give each a port of its own")
+    if settings.is_given("metrics-address") and port is None and health_port is None:
+        settings.notes.append("--metrics-address has no effect without --metrics-port or --health-port")
+    return MetricsConfig(port, health_port, settings["metrics-address"] or MetricsConfig.address)
 
 
 def _note_missing_ranks(settings: Settings, name: str, named: Collection[int | None], nproc: int) -> None:

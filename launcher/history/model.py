@@ -25,6 +25,16 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Pulse:
+    """What is heard of one rank at this moment. ``beat_age_s`` is ``None`` before its first beat."""
+
+    rank: int
+    beat_age_s: float | None = None
+    step: int | None = None
+    step_s: float | None = None
+
+
+@dataclass(frozen=True)
 class RankExit:
     """The end of one rank's process. ``exit_code`` is negative for a signal."""
 
@@ -87,8 +97,9 @@ class Generation:
     @property
     def first_beat(self) -> float | None:
         """When the first beat came; ``None`` when none was heard."""
-        heard = next((reading.beating_since for reading in self.readings if reading.beating_since is not None), None)
-        return heard if heard is not None else self.resumed_at
+        if self.resumed_at is not None:
+            return self.resumed_at
+        return next((reading.beating_since for reading in self.readings if reading.beating_since is not None), None)
 
     @property
     def last_beat(self) -> float | None:

@@ -1,0 +1,126 @@
+"""What is made of the events while the job runs: one line at its end, metrics, health.
+
+Costs nothing before the first ranks are started, unless a port was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ftlaunch.launcher import clock
+from ftlaunch.launcher.config import Config
+from ftlaunch.launcher.records import EventLog
+from ftlaunch.launcher.say import Say
+
+if TYPE_CHECKING:
+    from ftlaunch.launcher.health_port import Readiness
+    from ftlaunch.launcher.history.ledger import Ledger
+    from ftlaunch.launcher.history.model import History, Pulse
+    from ftlaunch.launcher.tiny_http import TinyServer
+
+_LONG_S = 60.0
+"""A job without a restart that ran longer than this gets its line all the same."""
+
+
+class Views:
+    """Listens to the event log from :meth:`open` on."""
+
+    def __init__(self, config: Config, events: EventLog, say: Say, run_id: str = "") -> None:
+        self.pulses: Callable[[], Sequence[Pulse]] = tuple
+        """What is heard of this node's ranks now; events tell it every few seconds only."""
+        self.standbys: Callable[[], int | None] = lambda: None
+        self._config = config
+        self._events = events
+        self._say = say
+        self._run_id = run_id
+        self._ledger: Ledger | None = None
+        self._servers: list[TinyServer] = []
+
+    async def open(self) -> None:
+        """Serve the ports that were asked for; one that cannot be had costs a line, not the job."""
+        self._events.observers.append(self._observe)
+        wanted = self._config.metrics
+        if wanted.port is not None:
+            await self._serve("metrics", wanted.port, self._metrics_page)
+        if wanted.health_port is not None:
+            await self._serve("health", wanted.health_port, self._health_pages)
+
+    def close(self) -> None:
+        """Stop serving and listening."""
+        for server in self._servers:
+            server.close()
+        if self._observe in self._events.observers:
+            self._events.observers.remove(self._observe)
+
+    def conclude(self) -> None:
+        """Say how the job went, in one line; nothing of a job whose ranks never ran."""
+        if self._ledger is None:
+            return
+        from ftlaunch.launcher.history.goodput import account
+        from ftlaunch.launcher.history.summary import summary_line
+
+        history = self.history()
+        if not any(generation.slots for generation in history.generations):
+            return
+        line = summary_line(history, account(history))
+        first = not history.generations[-1].group_rank
+        # One node tells it for all.
+        if first and (history.restarts or history.wall_s > _LONG_S):
+            self._say.notice(line)
+        else:
+            self._say.info(line)
+
+    def history(self) -> History:
+        """The run so far."""
+        history = self._begin().history(clock.monotonic())
+        return replace(history, run_id=self._run_id, job_id=self._config.rendezvous.job_id)
+
+    def _observe(self, event: Mapping[str, Any]) -> None:
+        if self._ledger is not None:
+            self._ledger.feed(event)
+        elif event["event"] == "workers_started":
+            # Not before: while ranks start there is time for an import.
+            self._begin()
+
+    def _begin(self) -> Ledger:
+        if self._ledger is None:
+            from ftlaunch.launcher.history.ledger import Ledger
+
+            self._ledger = Ledger()
+            for event in self._events.recent:
+                self._ledger.feed(event)
+        return self._ledger
+
+    async def _serve(self, what: str, port: int, pages: Callable[[], Mapping[str, Any]]) -> None:
+        from ftlaunch.launcher.tiny_http import PortError, TinyServer
+
+        try:
+            server = TinyServer(pages())
+            address = await server.open(self._config.metrics.address, port)
+        except (PortError, ImportError) as error:
+            self._say.warning(f"no {what}: {error}; the job goes on without")
+            return
+        self._servers.append(server)
+        self._begin()
+        (self._say.info if port else self._say.notice)(f"{what} at http://{address}")
+
+    def _metrics_page(self) -> Mapping[str, Any]:
+        from ftlaunch.launcher.metrics import Sources, metrics_page
+
+        return {"/metrics": metrics_page(Sources(self.history, lambda: self.pulses(), lambda: self.standbys()))}
+
+    def _health_pages(self) -> Mapping[str, Any]:
+        from ftlaunch.launcher.health_port import health_pages
+
+        return health_pages(self._readiness)
+
+    def _readiness(self) -> Readiness:
+        from ftlaunch.launcher.health_port import readiness
+
+        heartbeat = self._config.heartbeat
+        ages = [pulse.beat_age_s for pulse in self.pulses() if pulse.beat_age_s is not None]
+        return readiness(
+            self.history(), clock.monotonic(), min(ages, default=None), heartbeat.hang_timeout_s, heartbeat.enabled
+        )
