@@ -54,6 +54,8 @@ class Agent:
     def __init__(self, state: State, judge: Judge, rendezvous: Rendezvous, narrator: Narrator) -> None:
         self.state = state
         self.story: deque[str] = deque(maxlen=_STORY)
+        self.phase_since = 0.0
+        """When the phase was entered."""
         self._judge = judge
         self._rendezvous = rendezvous
         self._crew: Crew | None = None
@@ -94,6 +96,10 @@ class Agent:
         """Release the rendezvous; bounded."""
         await self._rendezvous.close()
 
+    def preview(self, event: ev.Event) -> State:
+        """The state that the event would lead to now. Nothing happens."""
+        return decide(self.state, event, clock.monotonic(), self._judge).state
+
     def post(self, event: ev.Event) -> None:
         """Hand in an event. Safe to call from within an action: it is queued behind the current one."""
         self._inbox.append(event)
@@ -113,6 +119,8 @@ class Agent:
         before = self.state.phase
         decision = decide(self.state, event, clock.monotonic(), self._judge)
         self.state = decision.state
+        if self.state.phase is not before:
+            self.phase_since = clock.monotonic()
         self.story.append(f"{before.value}: {event!r} -> {decision.state.phase.value}: {decision.reason}")
         _log.debug("%s", self.story[-1])
         for action in decision.actions:

@@ -78,6 +78,9 @@ class Pool(Protocol):
     def release(self, rank: Rank) -> WorkerProcess | None:
         """Turn a standby into this rank; ``None`` when there is none."""
 
+    def ready(self) -> int:
+        """How many could become ranks at once."""
+
     def pids(self) -> Collection[int]:
         """The standbys that are not ranks."""
 

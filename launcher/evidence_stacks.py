@@ -31,7 +31,7 @@ class StackCollector:
         lines = [stacks.describe(groups, suspected)] if groups else []
         lines += stacks.render(groups)
         for rank in sorted(set(alive) - {rank for rank, text in texts.items() if text}):
-            lines.append(f"rank {rank} gave no stack: {_kernel_view(alive[rank][1].pid)}")
+            lines.append(f"rank {rank} gave no stack: {kernel_view(alive[rank][1].pid)}")
         ages = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in sorted(silence_s.items())[:64])
         return (*lines, f"silent for: {ages}") if ages else tuple(lines)
 
@@ -62,7 +62,7 @@ def _is_stopped(pid: int) -> bool:
     return entry is not None and entry.state in "tT"
 
 
-def _kernel_view(pid: int) -> str:
+def kernel_view(pid: int) -> str:
     """State and kernel stack or wait channel, as far as this user may see them (proc(5))."""
     entry = proctree.read_entry(pid)
     state = f"state {entry.state}" if entry is not None else "gone"

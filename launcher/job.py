@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import bystanders, kernel, numa, signals, staleness
+from ftlaunch.launcher import bystanders, commands, kernel, numa, signals, staleness
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
@@ -152,7 +152,10 @@ class Job:
 
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
         agent, crew, narrator = self._build(hearing)
-        self._settle_in(crew, guard)
+        run = str(self.place.run.path) if self.place.run is not None else ""
+        office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run)
+        control = await commands.serve(office, hearing.endpoint.directory)
+        self._settle_in(crew, guard, control.path)
         signals.attach(asyncio.get_running_loop(), self._signals(), lambda s: agent.post(ev.SignalReceived(s)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, partial(_on_child, crew, guard, hearing))
         hearing.start(agent.post, crew)
@@ -164,6 +167,7 @@ class Job:
             if crew.pool is not None:
                 crew.pool.close()
             await agent.close()
+            await control.close()
         return self._conclude(end, agent.state, narrator, crew)
 
     def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator]:
@@ -219,7 +223,7 @@ class Job:
         if say:
             self.say.notice(reason)
 
-    def _settle_in(self, crew: Crew, guard: Guard) -> None:
+    def _settle_in(self, crew: Crew, guard: Guard, control: str) -> None:
         if not kernel.become_subreaper():
             self.say.warning("this system allows no child subreaper: processes that leave their rank may be missed")
         try:
@@ -229,9 +233,9 @@ class Job:
         if guard.pid is not None:
             crew.helpers.add(guard.pid)
         if self.place.run is not None:
-            self._describe(self.place.run)
+            self._describe(self.place.run, control)
 
-    def _describe(self, run: RunDir) -> None:
+    def _describe(self, run: RunDir, control: str) -> None:
         command = self.config.command
         run.describe(
             {
@@ -241,6 +245,7 @@ class Job:
                 "command": redact([command.target, *command.args]),
                 "nproc": self.config.workers.nproc,
                 "logs": str(self.place.layout.root or ""),
+                "control": control,
             },
             self.say.warning,
         )

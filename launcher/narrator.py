@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.events import Failure, FailureKind
+from ftlaunch.launcher.overview import Cause, Fault
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.rundir import RunDir
 from ftlaunch.launcher.say import Say
@@ -45,11 +46,16 @@ class Narrator:
         self.incident: Incident | None = None
         self.failure: Failure | None = None
         self.evidence: tuple[str, ...] = ()
+        self.last_cause: Cause | None = None
+        """What ended the last failed generation."""
+        self.faults: dict[int, Fault] = {}
+        """By global rank: how often it was the first to fail."""
         self._events = events
         self._run = run
         self._say = say
         self._stopped = stopped
         self._moments: dict[str, float] = {}
+        self._recovering = False
 
     def record(self, action: do.Record, state: State) -> None:
         """Write one event, and one line for the user where it says so."""
@@ -60,6 +66,10 @@ class Narrator:
         self._events.write(action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields)
         if action.say:
             self._say.notice(action.reason)
+        if action.name == "failure_detected":
+            self._recovering = True
+        if not self._recovering:
+            return
         if action.name in PHASES:
             self._note_moment(action)
         if action.name == "workers_stopped":
@@ -80,6 +90,7 @@ class Narrator:
             "decided", generation=failure.generation, rank=cause.rank, reason=action.reason, decision=decision
         )
         self._write()
+        self._remember(cause, decision, action.reason)
         self._say.notice(f"{_subject(cause)} {failure.reason}; {action.reason}")
 
     def add_evidence(self, blocks: tuple[str, ...]) -> None:
@@ -89,6 +100,15 @@ class Narrator:
             cause = replace(self.incident.cause, evidence=self.incident.cause.evidence + blocks)
             self.incident = replace(self.incident, cause=cause)
             self._write()
+
+    def _remember(self, cause: FailureCause, decision: str, decision_reason: str) -> None:
+        generation = self.failure.generation if self.failure is not None else -1
+        self.last_cause = Cause(
+            generation, cause.rank, cause.kind, cause.reason, decision, decision_reason, clock.wall()
+        )
+        if cause.rank is not None:
+            before = self.faults.get(cause.rank)
+            self.faults[cause.rank] = Fault(1 if before is None else before.count + 1, cause.reason)
 
     def _cause(self, failure: Failure, state: State) -> FailureCause:
         from ftlaunch.launcher.incident import cause_of
@@ -113,6 +133,8 @@ class Narrator:
         if action.name in ("workers_started", "training_resumed") and self.incident is not None:
             self.incident = replace(self.incident, timeline=self._timeline())
             self._write()
+        if action.name == "training_resumed":
+            self._recovering = False
 
     def _complete(self, ends: tuple[RankEnd, ...]) -> None:
         incident = self.incident

@@ -1,0 +1,209 @@
+"""What ``ftctl`` can ask a running agent for. Each handler answers at once; what it sets going shows in the events.
+
+A request is refused, with one line that says why, when it would do something else than what was asked: a restart that
+the restart policy would turn into the end of the job, say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ftlaunch.launcher import clock, hearsay, overview, proctree
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.control import ControlServer, RequestError
+from ftlaunch.launcher.evidence_stacks import StackCollector, kernel_view
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.spare_room import resident_bytes
+from ftlaunch.launcher.state import Phase, WorkerStatus
+from ftlaunch.launcher.table import ALIVE
+
+if TYPE_CHECKING:
+    from ftlaunch.heartbeat.limits import Limits
+    from ftlaunch.heartbeat.tracks import Tracks
+    from ftlaunch.launcher.agent import Agent
+    from ftlaunch.launcher.config import Config, RestartConfig
+    from ftlaunch.launcher.crew import Crew
+    from ftlaunch.launcher.narrator import Narrator
+    from ftlaunch.launcher.plan import DumpFiles
+
+SOCKET_NAME = "control"
+_MAX_REASON = 500
+
+
+class Ear(Protocol):
+    """What is known of the ranks from their beats."""
+
+    @property
+    def tracks(self) -> Tracks:
+        """All ranks of the generation."""
+
+    @property
+    def limits(self) -> Limits:
+        """How long they may be silent."""
+
+    def progress(self) -> ev.Progress:
+        """How far the generation came."""
+
+
+@dataclass(frozen=True)
+class Office:
+    """The parts of a job that requests are about. ``run`` is the run directory, empty for none."""
+
+    agent: Agent
+    crew: Crew
+    ear: Ear
+    narrator: Narrator
+    config: Config
+    dumps: DumpFiles
+    run: str
+
+
+class Control:
+    """The listening control socket. ``path`` is where, empty when there is none."""
+
+    def __init__(self, server: ControlServer, path: str) -> None:
+        self.path = path
+        self._server = server
+
+    async def close(self) -> None:
+        """Stop listening and remove the socket."""
+        await self._server.close()
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+async def serve(office: Office, directory: str) -> Control:
+    """Listen in ``directory``, a private one; empty: nowhere.
+
+    Without a socket the job runs as well, only ``ftctl`` finds nobody to ask.
+    """
+    desk = Desk(office)
+    server = ControlServer(
+        {"status": desk.status, "dump": desk.dump, "restart": desk.restart, "stop": desk.stop, "exclude": desk.exclude}
+    )
+    path = os.path.join(directory, SOCKET_NAME) if directory else ""
+    if path:
+        try:
+            await server.open(path)
+        except OSError:
+            path = ""
+    return Control(server, path)
+
+
+class Desk:
+    """Answers requests about one job."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._began_at = clock.monotonic()
+        self._stacks = StackCollector(office.dumps)
+        self._dumping = asyncio.Lock()
+
+    async def status(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of the job, of all nodes that can be asked. About 50 µs for each rank."""
+        return overview.merge([self._this_node(clock.monotonic())])
+
+    async def dump(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The Python stacks of all ranks that live here; takes at most half a second, and nobody is hurt."""
+        offset = self._rank_offset()
+        workers = self._office.crew.workers
+        alive = {offset + i: (i, worker) for i, worker in enumerate(workers) if worker.alive}
+        async with self._dumping:
+            texts = await self._stacks.dump(alive)
+        ranks = [
+            {"rank": rank, "pid": worker.pid, "stack": texts.get(rank, ""), "kernel": kernel_view(worker.pid)}
+            for rank, (_, worker) in sorted(alive.items())
+        ]
+        return {"generation": self._office.agent.state.generation, "ranks": ranks}
+
+    async def restart(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """End this generation and start the next one."""
+        agent = self._office.agent
+        state = agent.state
+        if state.phase not in ALIVE:
+            raise RequestError(f"there is no generation to restart: the job is {state.phase.value}")
+        reason = "restart asked for with ftctl" + _reason(request)
+        event = ev.RestartRequested(state.generation, reason, progress=self._office.ear.progress())
+        after = agent.preview(event)
+        if after.ending is not None:
+            raise RequestError(f"a restart now would end the job ({after.ending.reason}); ftctl stop ends it in order")
+        agent.post(event)
+        return {"generation": state.generation, "reason": reason}
+
+    async def stop(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """End the job as SIGTERM would: ranks get time to save."""
+        agent = self._office.agent
+        state = agent.state
+        if state.ending is not None or state.phase in (Phase.LEAVING, Phase.DONE):
+            ending = f": {state.ending.reason}" if state.ending is not None else ""
+            raise RequestError(f"the job is ending already{ending}")
+        reason = "stopped with ftctl" + _reason(request)
+        agent.post(ev.StopRequested(state.generation, reason))
+        return {"generation": state.generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
+
+    async def exclude(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep a node out of the next generations."""
+        raise RequestError("this job runs on one node: there is none that could be left out")
+
+    def _rank_offset(self) -> int:
+        world = self._office.agent.state.world
+        return world.rank_offset if world is not None else 0
+
+    def _this_node(self, now: float) -> dict[str, Any]:
+        office = self._office
+        state, config, narrator = office.agent.state, office.config, office.narrator
+        node = overview.NodeFacts(
+            host=os.uname().nodename,
+            agent_pid=os.getpid(),
+            job=config.rendezvous.job_id,
+            run=office.run,
+            nproc=config.workers.nproc,
+            began_at=self._began_at,
+            phase_since=max(self._began_at, office.agent.phase_since),
+            restart_limit=describe_limit(config.restarts),
+            listening=config.heartbeat.enabled,
+            standby_mode=config.standby.mode.value if office.crew.pool is not None else "off",
+            standbys_ready=office.crew.pool.ready() if office.crew.pool is not None else 0,
+            last_cause=narrator.last_cause,
+            faults=narrator.faults,
+            processes={
+                worker.pid: _process_facts(worker.pid)
+                for worker in state.workers.values()
+                if worker.pid and worker.status is not WorkerStatus.EXITED
+            },
+        )
+        heard = overview.Heard()
+        if config.heartbeat.enabled:
+            heard = hearsay.heard_from(office.ear.tracks, office.ear.limits, now)
+        return overview.describe_node(state, node, heard, now)
+
+
+def describe_limit(config: RestartConfig) -> str:
+    """How many restarts there may be, to follow their number."""
+    if config.max_restarts is not None:
+        return f"of at most {config.max_restarts}"
+    if config.budget is not None:
+        return f"of at most {config.budget.restarts} within {config.budget.window_s:g} s"
+    return f"as long as there is progress, {config.max_no_progress} without"
+
+
+def _process_facts(pid: int) -> overview.ProcessFacts:
+    entry = proctree.read_entry(pid)
+    if entry is None:
+        return overview.ProcessFacts()
+    traced = entry.state == "T" and proctree.is_traced(pid)
+    return overview.ProcessFacts(resident_bytes(pid), "t" if traced else entry.state)
+
+
+def _reason(request: Mapping[str, Any]) -> str:
+    text = request.get("reason")
+    if not isinstance(text, str) or not text.strip():
+        return ""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return f": {' '.join(line.split())[:_MAX_REASON]}"

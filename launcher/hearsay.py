@@ -1,0 +1,62 @@
+"""What the heartbeat side knows of the ranks, in the shape that ``ftctl status`` shows. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from ftlaunch.heartbeat.limits import Limits
+from ftlaunch.heartbeat.stalls import Due, dues
+from ftlaunch.heartbeat.tracks import Track, Tracks
+from ftlaunch.launcher.overview import Heard, LimitFacts, RankFacts
+
+
+def heard_from(tracks: Tracks, limits: Limits, now: float, stragglers: Collection[int] = ()) -> Heard:
+    """Everything, by local rank. ``stragglers``: local ranks whose steps take longer than the others'."""
+    ranks = {
+        track.local_rank: _rank_facts(track, tracks, limits, now, track.local_rank in stragglers)
+        for track in tracks.ranks
+    }
+    rows = (
+        LimitFacts(row.section, _finite(row.limit.seconds), row.limit.source.value, row.longest_s, row.count)
+        for row in limits.table()
+    )
+    return Heard(ranks, tuple(rows))
+
+
+def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, straggler: bool) -> RankFacts:
+    due = _nearest(track, tracks, limits) if track.alive else None
+    total = track.info.get("total")
+    return RankFacts(
+        local_rank=track.local_rank,
+        phase=track.phase.name.lower(),
+        sections=tuple(section.name for section in track.sections or ()),
+        step=track.step,
+        ticks=track.ticks,
+        total=int(total) if isinstance(total, (int, float)) and 0 < total < 1 << 63 else None,
+        step_rate=_rate(track),
+        beaten=track.beats > 0,
+        beat_age_s=now - track.progress_at if track.alive else None,
+        silence_s=None if due is None else now - due.since,
+        limit_s=None if due is None else _finite(due.limit.seconds),
+        limit_name="" if due is None else due.section or "unknown",
+        limit_origin="" if due is None else due.limit.source.value,
+        straggler=straggler,
+    )
+
+
+def _nearest(track: Track, tracks: Tracks, limits: Limits) -> Due | None:
+    """The silence that would be a stall first."""
+    return min(dues(track, tracks, limits), key=lambda due: due.since + due.limit.seconds, default=None)
+
+
+def _rate(track: Track) -> float | None:
+    """Steps per second over the last ones."""
+    if len(track.series) < 2:
+        return None
+    (_, first_ns), (_, last_ns) = track.series[0], track.series[-1]
+    return (len(track.series) - 1) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else None
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds
