@@ -12,7 +12,7 @@ import os
 import sys
 from _frozen_importlib_external import SourceFileLoader, SourcelessFileLoader
 
-from ftlaunch.heartbeat import uncaught
+from ftlaunch.heartbeat import farewell, uncaught
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _NO_SUCH_FILE = 2
 
 def run(kind: str, target: str, arguments: list[str]) -> None:
     """Run to the end. Raises what the program raised, already printed, so that the interpreter ends as it would."""
+    farewell.arrange()
     try:
         if kind == "module":
             _run_module(target, arguments)

@@ -12,6 +12,7 @@ import os
 import sys
 from _thread import get_ident
 
+from ftlaunch.heartbeat import farewell
 from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.harmless import Harmless
 from ftlaunch.heartbeat.installed import is_installed
@@ -192,7 +193,8 @@ def render(error: BaseException) -> str:
 
 def _last_words(error: BaseException, exit_code: int) -> None:
     with Harmless():
-        CLIENT.last_words(describe(error, exit_code))
+        if CLIENT.last_words(describe(error, exit_code)) and exit_code > 0:
+            farewell.expect(exit_code)
 
 
 def describe(error: BaseException, exit_code: int) -> dict[str, object]:

@@ -206,6 +206,7 @@ class Crew:
             self._ear.listen()
             code = worker.exit_code if worker.exit_code is not None else -9
             at = worker.exited_at if worker.exited_at is not None else 0.0
-            self._post(ev.WorkerExited(generation, local_rank, code, at, self._ear.progress()))
+            own = self.teardown is None or worker.pid not in self.teardown.killed | self.teardown.asked
+            self._post(ev.WorkerExited(generation, local_rank, code, at, self._ear.progress(), own))
 
         return exited

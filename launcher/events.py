@@ -73,6 +73,8 @@ class WorkerExited:
     exit_code: int
     at: float
     progress: Progress = Progress()
+    own: bool = True
+    """It died of something else than a signal of ours."""
 
 
 @dataclass(frozen=True)

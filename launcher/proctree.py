@@ -11,6 +11,8 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+_PF_EXITING = 0x4  # linux/sched.h; field "flags" of proc(5)
+
 
 @dataclass(frozen=True)
 class ProcessEntry:
@@ -22,6 +24,8 @@ class ProcessEntry:
     state: str
     start_ticks: int
     name: str
+    exiting: bool = False
+    """The kernel is taking it apart already (PF_EXITING); it becomes a zombie when that is done."""
 
 
 def parse_stat(text: str) -> ProcessEntry:
@@ -34,6 +38,7 @@ def parse_stat(text: str) -> ProcessEntry:
         ppid=int(rest[1]),
         session=int(rest[3]),
         start_ticks=int(rest[19]),
+        exiting=bool(int(rest[6]) & _PF_EXITING),
         name=text[opening + 1 : closing],
     )
 

@@ -66,6 +66,36 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
     return replace(state, recovery=recovery), tuple(actions)
 
 
+def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
+    """Another rank than thought was the first to fail: judge again; the stop under way goes on as it is."""
+    history = (*state.history[:-1], record_of(state, failure))
+    verdict = judge(history, now)
+    state = replace(state, failure=failure, history=history)
+    said = Record(
+        "cause_corrected",
+        failure.generation,
+        failure.reason,
+        failure.local_rank,
+        fields={"kind": failure.kind.value, "at": failure.at},
+    )
+    conclude = Conclude(failure, verdict.restart, verdict.reason)
+    if not verdict.restart:
+        ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
+        return replace(state, ending=ending, recovery=None), (said, conclude)
+    if state.recovery is not None:
+        return state, (said, conclude)
+    if state.ending is not None and state.ending.outcome is not Outcome.FAILED:
+        # Somebody asked the job to end meanwhile.
+        return state, (said,)
+    recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0, counts=verdict.counts)
+    actions: list[Action] = [said, conclude]
+    if not state.joins_late:
+        actions.append(join_next(state, recovery))
+    if recovery.delayed:
+        actions.append(WakeAt(failure.generation, recovery.not_before))
+    return replace(state, ending=None, recovery=recovery), tuple(actions)
+
+
 def join_next(state: State, recovery: Recovery) -> Join:
     """Ask for the generation after this one."""
     return Join(Joining(state.generation + 1, state.slots, recovery.counts))

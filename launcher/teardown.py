@@ -142,7 +142,8 @@ class Teardown:
 
     def _kill(self, worker: WorkerProcess) -> None:
         if worker.alive:
-            self.killed.add(worker.pid)
+            if not _is_dying(worker.pid):
+                self.killed.add(worker.pid)
             worker.signal(signal.SIGKILL)
         # Also when the leader is gone: its group lives as long as one member does.
         worker.signal_group(signal.SIGKILL)
@@ -164,6 +165,12 @@ class Teardown:
         exited = {worker.pid for worker in self._workers if not worker.alive}
         below = proctree.descendants(proctree.read_table(), os.getpid(), self._outsiders())
         return [entry for entry in below if entry.pid not in exited and entry.state not in "ZX"]
+
+
+def _is_dying(pid: int) -> bool:
+    """Dead of something else already, although its death was not reported yet: that comes only after its memory."""
+    entry = proctree.read_entry(pid)
+    return entry is None or entry.exiting or entry.state in "ZX"
 
 
 def _is_stopped(pid: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Manner, Record
 from ftlaunch.launcher.exit_codes import ExitCode, signal_name
-from ftlaunch.launcher.recover import fail
+from ftlaunch.launcher.recover import fail, reattribute
 from ftlaunch.launcher.state import Ending, Judge, State, WorkerState, WorkerStatus
 from ftlaunch.launcher.table import ALIVE, CLEARING, Decision, decided, end, ignore, on
 from ftlaunch.rendezvous.interface import Outcome
@@ -38,7 +38,7 @@ def _words_while_stopping(state: State, event: ev.WorkerFailing, now: float, jud
 def _worker_exited(state: State, event: ev.WorkerExited, now: float, judge: Judge) -> Decision:
     state, record = _note_exit(state, event)
     if event.exit_code != 0:
-        failure = _failure_of_exit(state, event)
+        failure = failure_of_exit(state, event)
         state, actions = fail(state, failure, now, judge)
         return Decision(state, (record, *actions), failure.reason)
     if not state.all_exited:
@@ -56,7 +56,16 @@ def _exited_while_stopping(state: State, event: ev.WorkerExited, now: float, jud
         # Known only now. A rank that had to be killed while it ended has the code that it announced.
         code = event.exit_code if event.exit_code >= 0 else failure.words.exit_code
         state = replace(state, failure=replace(failure, exit_code=code))
+    if failure is not None and is_true_cause(failure, event):
+        state, actions = reattribute(state, failure_of_exit(state, event), now, judge)
+        return Decision(state, (record, *actions), f"local rank {event.local_rank} died before, of its own")
     return Decision(state, (record,), f"local rank {event.local_rank} is gone")
+
+
+def is_true_cause(failure: ev.Failure, event: ev.WorkerExited) -> bool:
+    """A rank that was killed gives its memory back before its death is known; its peers' exceptions may come first."""
+    victim = failure.kind in (ev.FailureKind.EXCEPTION, ev.FailureKind.EXIT) and failure.local_rank != event.local_rank
+    return victim and event.own and event.exit_code < 0
 
 
 def _note_exit(state: State, event: ev.WorkerExited) -> tuple[State, Record]:
@@ -71,7 +80,8 @@ def _note_exit(state: State, event: ev.WorkerExited) -> tuple[State, Record]:
     return state.with_worker(exited), record
 
 
-def _failure_of_exit(state: State, event: ev.WorkerExited) -> ev.Failure:
+def failure_of_exit(state: State, event: ev.WorkerExited) -> ev.Failure:
+    """What a death that was not wanted means."""
     words = state.workers[event.local_rank].words
     if event.exit_code < 0:
         kind, reason = ev.FailureKind.SIGNAL, f"was killed by {signal_name(-event.exit_code)}"

@@ -67,8 +67,12 @@ def running(generation: int = 0) -> State:
     return tell(state, ev.WorkersStarted(generation, (11, 12))).state
 
 
-def exited(local_rank: int, code: int, generation: int = 0) -> ev.WorkerExited:
-    return ev.WorkerExited(generation, local_rank, code, 1.0)
+def exited(local_rank: int, code: int, generation: int = 0, own: bool = True) -> ev.WorkerExited:
+    return ev.WorkerExited(generation, local_rank, code, 1.0, own=own)
+
+
+def stopped(local_rank: int, code: int = -9) -> ev.WorkerExited:
+    return exited(local_rank, code, own=False)
 
 
 WORDS = ev.LastWords("ValueError", "bad", "Traceback…", "train.py:3", 7, 1)
@@ -141,7 +145,7 @@ def test_success_needs_all_ranks_and_sweeps_what_they_left() -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(3, 3), (75, 75), (-9, 137), (-39, 167), (255, 255)])
 def test_job_ends_with_the_first_failed_ranks_own_code(code: int, expected: int) -> None:
-    decision = tell(running(), exited(1, code), exited(0, -15), ev.WorkersGone(0), judge=never)
+    decision = tell(running(), exited(1, code), stopped(0), ev.WorkersGone(0), judge=never)
     assert the(do.Leave, decision).exit_code == expected
     assert the(do.Leave, decision).outcome is Outcome.FAILED
 
@@ -157,12 +161,31 @@ def test_failure_after_another_one_is_a_consequence() -> None:
     assert len([a for a in decision.actions if isinstance(a, do.StopWorkers)]) == 1
 
 
+def test_death_that_is_reported_after_its_victims_exception_is_the_cause_all_the_same() -> None:
+    decision = tell(running(), ev.WorkerFailing(0, 0, WORDS), exited(1, -9), stopped(0))
+    assert decision.state.failure is not None and decision.state.failure.local_rank == 1
+    first, second = (action for action in decision.actions if isinstance(action, do.Conclude))
+    assert (first.failure.local_rank, second.failure.local_rank) == (0, 1)
+    assert len(decision.state.history) == 1 and decision.state.history[0].kind == "signal"
+    assert len([a for a in decision.actions if isinstance(a, do.Join)]) == 1
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_corrected_cause_may_turn_an_end_into_a_restart(own: bool) -> None:
+    def judge(history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+        return Verdict(history[-1].kind == "signal", "by kind")
+
+    decision = tell(running(), ev.WorkerFailing(0, 0, WORDS), exited(1, -9, own=own), judge=judge)
+    assert none(do.Join, decision) is not own
+    assert (decision.state.recovery is not None) is own and (decision.state.ending is None) is own
+
+
 @pytest.mark.parametrize(("signum", "code"), [(15, 143), (2, 130), (1, 129)])
 def test_signal_is_passed_on_and_the_job_leaves_without_closing(signum: int, code: int) -> None:
     decision = tell(running(), ev.SignalReceived(signum))
     stop = the(do.StopWorkers, decision)
     assert stop.manner is Manner.POLITE and stop.signum == signum
-    decision = tell(decision.state, exited(0, -signum), exited(1, 0), ev.WorkersGone(0))
+    decision = tell(decision.state, stopped(0, -signum), exited(1, 0), ev.WorkersGone(0))
     assert the(do.Leave, decision) == do.Leave(0, Outcome.LEFT, code, the(do.Leave, decision).reason)
 
 
