@@ -84,12 +84,12 @@ class Limit(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One section for ``ftctl status``; ``count``: gaps it was learnt from."""
+    """One section for ``ftctl status``; ``gaps``: how many it was learnt from."""
 
     section: str
     limit: Limit
     longest_s: float
-    count: int
+    gaps: int
 
 
 class Observed:
@@ -200,8 +200,8 @@ class Limits:
 
     def _row(self, name: str) -> Row:
         seen = self._seen.get(name)
-        count = seen.beats + seen.visits if seen is not None else 0
-        return Row(name, self.of(name), self.longest_s(name), count)
+        gaps = seen.beats + seen.visits if seen is not None else 0
+        return Row(name, self.of(name), self.longest_s(name), gaps)
 
     def _holds(self, steps: int) -> bool:
         return steps > WARM_UP and steps > self.distrusted_until

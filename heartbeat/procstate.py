@@ -52,8 +52,8 @@ class ProcState:
     faults: int = 0
     """Page faults of the main thread."""
     cpu_ticks: int = 0
-    children_ticks: int = 0
-    """CPU time of all descendants, those that are gone included; 0 where it was not asked for."""
+    children_ticks: int | None = None
+    """CPU time of all descendants, those that are gone included; ``None`` where it was not asked for."""
     waits_in: str = ""
     """Kernel function, read only in state D, where the kernel tells."""
 
@@ -125,7 +125,7 @@ def read(pid: int, root: str = PROC, *, children: bool = False) -> ProcState | N
         switches=_number(status.get("voluntary_ctxt_switches", "0")),
         faults=main.faults if main is not None else 0,
         cpu_ticks=stat.cpu_ticks,
-        children_ticks=stat.reaped_ticks + _descendants_ticks(pid, root) if children else 0,
+        children_ticks=stat.reaped_ticks + _descendants_ticks(pid, root) if children else None,
         waits_in=read_wait(pid, root).wchan if stat.state == "D" else "",
     )
 

@@ -1,174 +1,358 @@
-"""Whether silence is a stall. Pure: tracks, limits and what the kernel says in; verdicts and warnings out."""
+"""Which ranks are stalled now, and when to look again. Pure: (tracks, limits, what the kernel says, now) -> assessment.
+
+The rules, in the order in which they are tried:
+
+* The kernel tells some stalls by itself, in every phase and for programs that never speak: stopped (T) for a second,
+  and not by a tracer; uninterruptible sleep (D) in one place for ``--dstate-timeout``; a main thread that has ended
+  while others live on.
+* While any rank of the node is traced, silence is held against nobody: the others wait for it.
+* A rank inside sections is judged by each of them: a silence counts from when the section was entered or from the last
+  step, so what happens in an inner section does not help the outer one.
+* Outside of sections it is judged by ``step``, but not while another rank of the node is inside a section: it may wait
+  for that one, whose own limit holds.
+* A limit that was learnt, not given, ends nobody as long as some rank works: its main thread goes to sleep and wakes
+  up, touches new memory, or its children compute. What held before anything was learnt holds all the same.
+* Before its first step a rank is judged only if it showed that it means to make one: an optimizer, ``init()``, a step
+  in an earlier generation; or torch was imported and ``--init-timeout`` was given. A program without any such sign may
+  be an evaluation of many hours; this is said once.
+* A rank whose program was below another one (``--no-python``) and has ended is judged by its state only.
+* Once a rank has ended with 0, no steps are expected of the others, only that they show progress or work:
+  ``--exit-barrier-timeout``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ftlaunch.heartbeat.limits import INIT, STEP, Limit, Limits
-from ftlaunch.heartbeat.tracks import Track
+from ftlaunch.heartbeat import procstate
+from ftlaunch.heartbeat import verdicts as v
+from ftlaunch.heartbeat.limits import CHECKPOINT, DEFAULT_INIT_TIMEOUT_S, INIT, STEP, Limit, Limits, Source
+from ftlaunch.heartbeat.procstate import ProcState
+from ftlaunch.heartbeat.tracks import Look, Phase, Track, Tracks
+from ftlaunch.heartbeat.verdicts import Assessment, Notice, Stall, StallWarning, for_people, rank_names
 
-STOP_CONFIRM_S = 1.5
-"""A stopped rank may be on its way through a debugger or a checkpoint tool; this long is no accident."""
-SHARED_SECTIONS = frozenset({"checkpoint", "eval", INIT})
-"""While one rank is in such a section, others may wait for it outside."""
-WARN_AT = (0.5, 0.8)
-_SOON_S = 1.0
+STOP_CONFIRM_S = 1.0
+ZOMBIE_CONFIRM_S = 2.0
+DYING_CONFIRM_S = 30.0
+"""An ending process is a zombie in front while its last thread still gives back the memory: 65 ms per GiB."""
+LOOK_S = 10.0
+"""A rank that is silent is looked at so often; one that speaks, never."""
+PERCENTS = (50, 80)
+_NEWS = 1.2
+"""A silence is worth a warning when it is so much longer than any before."""
+_TOGETHER = 0.9
+_SOON_S = 0.01
+_WORKS_SWITCHES_PER_S = 1.0
+_WORKS_FAULTS_PER_S = 20.0
+_WORKS_CHILDREN = 0.2
+
+
+@dataclass
+class _Findings:
+    """An assessment in the making."""
+
+    tracks: Tracks
+    limits: Limits
+    states: Mapping[int, ProcState]
+    now: float
+    stalls: list[Stall] = field(default_factory=list)
+    warnings: list[StallWarning] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+    deadline: float = math.inf
+
+    def at(self, deadline: float) -> None:
+        """Look again then, or in a moment if that is past."""
+        self.deadline = min(self.deadline, max(deadline, self.now + _SOON_S))
+
+    def name(self, local_ranks: Sequence[int]) -> str:
+        """With the numbers of the whole job."""
+        return rank_names(self.tracks.first_rank + rank for rank in local_ranks)
+
+    def say(self, track: Track, kind: str, what: str) -> None:
+        """A notice, unless it was given before."""
+        if kind not in track.said:
+            track.said.add(kind)
+            self.notices.append(Notice(kind, (track.local_rank,), f"{self.name([track.local_rank])} {what}"))
+
+    def look_at_all(self) -> None:
+        """Note what everybody does now, to compare with later."""
+        for track in self.tracks.alive:
+            state = self.states.get(track.local_rank)
+            track.quiet_look = None if state is None else Look(self.now, state)
+
+    def done(self) -> Assessment:
+        return Assessment(tuple(self.stalls), tuple(self.warnings), tuple(self.notices), self.deadline)
 
 
 @dataclass(frozen=True)
-class OsState:
-    """What the kernel says of one rank. ``since``: when the agent first saw this state."""
+class Due:
+    """A silence that counts: of which section, since when, and how long it may last."""
 
-    state: str
-    since: float
-    traced: bool = False
-    zombie_leader: bool = False
-    """The main thread has ended, others go on (proc(5))."""
-
-
-@dataclass(frozen=True)
-class StallRules:
-    """Settings beyond the limits, in seconds."""
-
-    dstate_timeout_s: float = 60.0
-    exit_barrier_timeout_s: float = 300.0
-    ignore_stopped: bool = False
-
-
-@dataclass(frozen=True)
-class Stall:
-    """One rank that makes no progress. ``kind``: silent, section, init, stopped, dstate, zombie_main, exit_barrier."""
-
-    local_rank: int
-    kind: str
-    silence_s: float
-    limit_s: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Silence:
-    """How long a rank has been silent against the limit that is nearest to being passed."""
-
-    local_rank: int
-    name: str
+    section: str
     since: float
     limit: Limit
-    kind: str
-
-    def used(self, now: float) -> float:
-        """Part of the limit that is used up."""
-        return (now - self.since) / self.limit.seconds if self.limit.seconds > 0 else 1.0
 
 
-@dataclass(frozen=True)
-class Exits:
-    """Ranks that have left with 0, and when the first one did."""
+def assess(tracks: Tracks, limits: Limits, states: Mapping[int, ProcState], now: float) -> Assessment:
+    """Judge every rank, and note in its track what was said and seen, so that it is said once.
 
-    ranks: Collection[int] = ()
-    first_at: float | None = None
-
-
-def silences(tracks: Sequence[Track], limits: Limits, exits: Exits = Exits()) -> dict[int, Silence]:
-    """The tightest silence of each rank that is watched; ranks that never show a sign of beats are not."""
-    running = [track for track in tracks if track.local_rank not in exits.ranks and not track.last_words]
-    shared = _shared_limit(running, limits)
-    found = {}
-    for track in running:
-        silence = _silence(track, limits, shared)
-        if silence is not None:
-            found[track.local_rank] = silence
-    return found
-
-
-def assess(
-    tracks: Sequence[Track],
-    limits: Limits,
-    os_states: Mapping[int, OsState],
-    rules: StallRules,
-    exits: Exits,
-    now: float,
-) -> tuple[Stall, ...]:
-    """All ranks that are stalled now; the one that has been silent longest comes first."""
-    stalls = []
-    quiet = silences(tracks, limits, exits)
-    for track in tracks:
-        if track.local_rank in exits.ranks or track.last_words:
-            continue
-        seen = os_states.get(track.local_rank)
-        if seen is not None and seen.traced:
-            continue
-        stall = _stall_by_os(track, seen, rules, now) or _stall_by_silence(quiet.get(track.local_rank), now)
-        stall = stall or _stall_at_exit(track, rules, exits, now)
-        if stall is not None:
-            stalls.append(stall)
-    # What the kernel says is proof; silence alone may be that of a victim.
-    stalls.sort(key=lambda stall: (stall.kind not in ("stopped", "dstate", "zombie_main"), -stall.silence_s))
-    return tuple(stalls)
+    ``states`` by local rank: a fresh look at each living one; who is missing has just gone. Drain the
+    socket first, so that nobody is judged by what lies unread. About 10 µs a rank.
+    """
+    found = _Findings(tracks, limits, states, now)
+    held = [_judge_state(found, track) for track in tracks.alive]
+    if any(held) or tracks.held:
+        # Also on the first look after it: the silence of the last seconds was still its.
+        tracks.restart_timers(now)
+        tracks.held = any(held)
+    if tracks.held:
+        found.at(now + LOOK_S)
+        return found.done()
+    for track in tracks.alive:
+        _plan_look(found, track)
+        for due in dues(track, tracks, limits):
+            _judge_silence(found, track, due)
+        _note_unwatched(found, track)
+    _judge_leavers(found)
+    return found.done()
 
 
-def _shared_limit(running: Sequence[Track], limits: Limits) -> Limit | None:
-    """The longest limit of a section that others may be waiting for."""
-    names = {name for track in running for name, _ in track.sections if name in SHARED_SECTIONS}
-    return max((limits.limit(name) for name in names), key=lambda limit: limit.seconds, default=None)
+# -- what the kernel says -------------------------------------------------------------------------------------------
 
 
-def _silence(track: Track, limits: Limits, shared: Limit | None) -> Silence | None:
-    if not track.sections_known:
-        return Silence(track.local_rank, "unknown", track.alive_since, limits.ceiling, "silent")
-    if track.sections:
-        # Every open section counts from when it was opened: an inner one never hides that an outer one is overdue.
-        candidates = [
-            Silence(track.local_rank, name, since, limits.limit(name), "section") for name, since in track.sections
-        ]
-        return min(candidates, key=lambda silence: silence.since + silence.limit.seconds)
-    if not track.beaten:
-        return Silence(track.local_rank, INIT, track.started_at, limits.init, "init") if track.watched else None
-    limit = limits.limit(STEP)
-    if shared is not None and shared.seconds > limit.seconds:
-        limit = shared
-    return Silence(track.local_rank, STEP, track.last_progress, limit, "silent")
+def _judge_state(found: _Findings, track: Track) -> bool:
+    """Whether silence must be held against nobody because of this rank."""
+    state = found.states.get(track.local_rank)
+    if state is None:
+        track.voice_ended = track.voice != track.pid
+        return False
+    if state.traced:
+        found.say(track, "traced", f"is traced (by pid {state.tracer_pid}): nobody's silence counts meanwhile")
+        return True
+    track.said.discard("traced")
+    if state.state == "T" and found.limits.settings.ignore_stopped:
+        found.say(track, "stopped", "is stopped, which is to be ignored: nobody's silence counts meanwhile")
+        return True
+    confirm_s = _confirmation(found, track, state)
+    if confirm_s is None:
+        track.same_look = None
+        return False
+    look = track.same_look
+    if look is None or (look.state.state, look.state.switches) != (state.state, state.switches):
+        look = track.same_look = Look(found.now, state)
+    if found.now - look.at < confirm_s:
+        found.at(look.at + confirm_s)
+    else:
+        found.stalls.append(_state_stall(track, state, found.now - look.at, confirm_s))
+    return False
 
 
-def _stall_by_os(track: Track, seen: OsState | None, rules: StallRules, now: float) -> Stall | None:
-    if seen is None:
-        return None
-    for_s = now - seen.since
-    who = f"rank {track.local_rank} here (pid {track.pid})"
-    if seen.state == "T" and not rules.ignore_stopped and for_s >= STOP_CONFIRM_S:
-        reason = f"is stopped (state T) for {for_s:.1f} s and nobody traces it"
-        return Stall(track.local_rank, "stopped", for_s, STOP_CONFIRM_S, reason)
-    if seen.state == "D" and 0 < rules.dstate_timeout_s <= for_s:
-        reason = f"is in uninterruptible sleep (state D) for {for_s:.0f} s, limit {rules.dstate_timeout_s:g} s"
-        return Stall(track.local_rank, "dstate", for_s, rules.dstate_timeout_s, reason)
-    if seen.zombie_leader and for_s >= STOP_CONFIRM_S:
-        reason = f"its main thread has ended and other threads go on for {for_s:.1f} s: {who}"
-        return Stall(track.local_rank, "zombie_main", for_s, STOP_CONFIRM_S, reason)
+def _confirmation(found: _Findings, track: Track, state: ProcState) -> float | None:
+    """How long this state must last to be a stall; ``None`` for a harmless one."""
+    if state.state == "T":
+        return STOP_CONFIRM_S
+    if state.state == "Z" and state.threads > 1:
+        return ZOMBIE_CONFIRM_S if state.living_threads else DYING_CONFIRM_S
+    timeout_s = found.limits.settings.dstate_timeout_s
+    if state.state == "D" and timeout_s > 0 and not track.is_in(CHECKPOINT):
+        # Storage that is away for a while is what a checkpoint's own limit is for.
+        return timeout_s
     return None
 
 
-def _stall_by_silence(silence: Silence | None, now: float) -> Stall | None:
-    if silence is None or now - silence.since < silence.limit.seconds:
-        return None
-    silence_s, limit = now - silence.since, silence.limit
-    what = {
-        "init": f"has not made its first step {silence_s:.1f} s after its start",
-        "section": f"is in section '{silence.name}' for {silence_s:.1f} s",
-        "silent": f"has made no step for {silence_s:.1f} s",
-    }[silence.kind]
-    reason = f"{what}, limit {limit.seconds:.1f} s ({limit.origin})"
-    return Stall(silence.local_rank, silence.kind, silence_s, limit.seconds, reason)
+def _state_stall(track: Track, state: ProcState, lasted_s: float, limit_s: float) -> Stall:
+    lasted = for_people(lasted_s)
+    if state.state == "T":
+        kind, reason = v.STOPPED, f"is stopped (state T) and was not continued for {lasted}"
+    elif state.state == "D":
+        where = f", waiting in {state.waits_in}" if state.waits_in else ""
+        kind, reason = v.DSTATE, f"has been in uninterruptible sleep (state D) for {lasted}{where}"
+    else:
+        kind, reason = v.ZOMBIE_MAIN, f"lost its main thread {lasted} ago and has {state.threads - 1} threads left"
+    return Stall(track.local_rank, kind, track.section, lasted_s, limit_s, reason)
 
 
-def _stall_at_exit(track: Track, rules: StallRules, exits: Exits, now: float) -> Stall | None:
-    if exits.first_at is None:
-        return None
-    silence_s = now - max(exits.first_at, track.last_progress)
-    if silence_s < rules.exit_barrier_timeout_s:
-        return None
-    reason = (
-        f"goes on without progress for {silence_s:.0f} s after another rank has finished, "
-        f"limit {rules.exit_barrier_timeout_s:g} s (--exit-barrier-timeout)"
-    )
-    return Stall(track.local_rank, "exit_barrier", silence_s, rules.exit_barrier_timeout_s, reason)
+def _plan_look(found: _Findings, track: Track) -> None:
+    """Have a silent rank looked at now and then: no event tells of state D."""
+    timeout_s = found.limits.settings.dstate_timeout_s
+    every_s = min(LOOK_S, max(0.5, timeout_s / 4)) if timeout_s > 0 else LOOK_S
+    silent_at = max(track.progress_at, found.tracks.fresh_at) + every_s
+    found.at(silent_at if found.now < silent_at else found.now + every_s)
+
+
+# -- silence --------------------------------------------------------------------------------------------------------
+
+
+def dues(track: Track, tracks: Tracks, limits: Limits) -> list[Due]:
+    """The silences that a living rank may be judged by. Empty when nothing can be said about it."""
+    fresh_at, steps = tracks.fresh_at, track.beats
+    if track.voice_ended:
+        return []
+    if track.sections is None:
+        return [Due("", max(track.progress_at, fresh_at), limits.most_lenient(steps=steps))]
+    if track.sections:
+        return [
+            Due(open_.name, max(open_.entered_at, track.beat_at, fresh_at), limits.of(open_.name, steps=steps))
+            for open_ in track.sections
+        ]
+    if tracks.left_at is not None:
+        return []
+    if steps:
+        if tracks.others_in_section(track):
+            return []
+        since = max(track.progress_at, tracks.last_section_change(track), fresh_at)
+        return [Due(STEP, since, limits.of(STEP, steps=steps))]
+    if not is_watched(track, limits):
+        return []
+    return [Due(INIT, max(track.progress_at, fresh_at), limits.of(INIT))]
+
+
+def is_watched(track: Track, limits: Limits) -> bool:
+    """Whether a rank has shown that it means to make steps."""
+    if track.phase >= Phase.TRAINING or track.local_rank in limits.trained:
+        return True
+    given = limits.settings.init_timeout_s != DEFAULT_INIT_TIMEOUT_S or INIT in limits.settings.section_timeouts_s
+    return track.phase is Phase.IMPORTED and given
+
+
+def _judge_silence(found: _Findings, track: Track, due: Due) -> None:
+    limit, since = due.limit, due.since
+    over_at = since + limit.seconds
+    if limit.source is Source.LEARNT:
+        since = max(since, found.tracks.worked_at)
+        over_at = min(_over_at(found, since, limit.seconds), due.since + found.limits.ceiling(due.section))
+    if found.now >= over_at:
+        found.stalls.append(_silence_stall(found, track, due))
+        if limit.source is Source.LEARNT:
+            found.limits.distrust(track.beats)
+        return
+    found.at(over_at)
+    for percent in PERCENTS:
+        if found.now - since < limit.seconds * percent / 100:
+            found.at(since + limit.seconds * percent / 100)
+            break
+        _warn(found, track, due, percent)
+
+
+def _over_at(found: _Findings, since: float, seconds: float) -> float:
+    """When a silence is too long, unless somebody works in the second half of it: that gives as long again."""
+    over_at = since + seconds
+    if found.now - since < seconds / 2:
+        return over_at
+    looks = [track.quiet_look.at for track in found.tracks.alive if track.quiet_look is not None]
+    if not looks or min(looks) < since:
+        found.look_at_all()
+        return max(over_at, found.now + seconds / 2)
+    over_at = max(over_at, min(looks) + seconds / 2)
+    return found.now + seconds if found.now >= over_at and _excuse_work(found) else over_at
+
+
+def _excuse_work(found: _Findings) -> bool:
+    working = [track for track in found.tracks.alive if _works(found, track)]
+    if working:
+        found.tracks.worked_at = found.now
+    for track in working:
+        found.say(track, "works", "says nothing for longer than ever before, but works: it gets more time")
+    return bool(working)
+
+
+def _works(found: _Findings, track: Track) -> bool:
+    before, state = track.quiet_look, found.states.get(track.local_rank)
+    if before is None or state is None or state.pid != before.state.pid:
+        return False
+    return works(before.state, state, found.now - before.at)
+
+
+def works(before: ProcState, after: ProcState, seconds: float) -> bool:
+    """Whether a process that says nothing does something. Spinning in place, or one endless wait, is nothing."""
+    if seconds <= 0:
+        return False
+    switches, faults = after.switches - before.switches, after.faults - before.faults
+    if (switches > 2 and switches / seconds >= _WORKS_SWITCHES_PER_S) or faults / seconds >= _WORKS_FAULTS_PER_S:
+        return True
+    if before.children_ticks is None or after.children_ticks is None:
+        return False
+    children_s = (after.children_ticks - before.children_ticks) / procstate.TICKS_PER_S
+    return children_s / seconds >= _WORKS_CHILDREN
+
+
+def _silence_stall(found: _Findings, track: Track, due: Due) -> Stall:
+    silence_s, limit = found.now - due.since, due.limit
+    lasted = for_people(silence_s)
+    if due.section == STEP and not track.sections:
+        kind, what = v.SILENT, f"made no step for {lasted}"
+    elif due.section == INIT and not track.sections:
+        kind, what = v.INIT_STALL, f"made no first step, and showed no other progress, for {lasted}"
+    elif due.section:
+        kind = v.INIT_STALL if due.section == INIT else v.SECTION
+        what = f"has been in section {due.section} without a step for {lasted}"
+    else:
+        kind, what = v.SILENT, f"showed no progress for {lasted}"
+    why = f"the limit is {for_people(limit.seconds)}, {limit.source.value}"
+    if limit.source is Source.LEARNT:
+        why += f": no silence so far was longer than {for_people(found.limits.longest_s(due.section))}"
+    return Stall(track.local_rank, kind, due.section, silence_s, limit.seconds, f"{what}; {why}")
+
+
+def _warn(found: _Findings, track: Track, due: Due, percent: int) -> None:
+    silence_s, limit_s = found.now - due.since, due.limit.seconds
+    if track.warned.get(due.section, 0) >= percent or silence_s < _NEWS * found.limits.longest_s(due.section):
+        return
+    ranks = []
+    for other in found.tracks.alive:
+        # Ranks that work together fall silent together: one warning for all.
+        alike = [theirs for theirs in dues(other, found.tracks, found.limits) if theirs.section == due.section]
+        if other is track or (alike and found.now - alike[0].since >= _TOGETHER * silence_s):
+            other.warned[due.section] = max(percent, other.warned.get(due.section, 0))
+            ranks.append(other.local_rank)
+    where = f"in section {due.section}" if due.section else "in an unknown section"
+    reason = f"{found.name(ranks)}: no progress {where} for {for_people(silence_s)}, the limit is {for_people(limit_s)}"
+    found.warnings.append(StallWarning(percent, tuple(ranks), due.section, silence_s, limit_s, reason))
+
+
+# -- who is not judged, and who has left ----------------------------------------------------------------------------
+
+
+def _note_unwatched(found: _Findings, track: Track) -> None:
+    """Say once that a program shows nothing to judge it by."""
+    if not _is_dark(track, found.limits) or "unwatched" in track.said:
+        return
+    due_at = max(track.progress_at, found.tracks.fresh_at) + found.limits.ceiling(INIT)
+    if found.now < due_at:
+        found.at(due_at)
+        return
+    ranks = [other for other in found.tracks.alive if _is_dark(other, found.limits)]
+    for other in ranks:
+        other.said.add("unwatched")
+    local_ranks = tuple(other.local_rank for other in ranks)
+    reason = f"{found.name(local_ranks)}: no step, beat or section so far; watched only for what the kernel tells"
+    found.notices.append(Notice("unwatched", local_ranks, reason))
+
+
+def _is_dark(track: Track, limits: Limits) -> bool:
+    return not track.beats and track.sections == [] and not is_watched(track, limits)
+
+
+def _judge_leavers(found: _Findings) -> None:
+    """A rank has ended with 0: the others may take their time only as long as they do something."""
+    tracks, timeout_s = found.tracks, found.limits.settings.exit_barrier_timeout_s
+    staying = tracks.alive
+    if tracks.left_at is None or not staying or timeout_s <= 0:
+        return
+    since = max(tracks.left_at, tracks.fresh_at, tracks.worked_at, *(track.progress_at for track in staying))
+    over_at = _over_at(found, since, timeout_s)
+    if found.now < over_at:
+        found.at(min(over_at, since + timeout_s / 2) if found.now < since + timeout_s / 2 else over_at)
+    else:
+        found.stalls.append(_barrier_stall(found, staying, found.now - since))
+
+
+def _barrier_stall(found: _Findings, staying: Sequence[Track], silence_s: float) -> Stall:
+    tracks, timeout_s = found.tracks, found.limits.settings.exit_barrier_timeout_s
+    slowest = min(staying, key=lambda track: (track.progress_at, track.local_rank))
+    left = found.name([track.local_rank for track in tracks.ranks if track.exit_code == 0])
+    waited = for_people(found.now - (tracks.left_at or 0.0))
+    reason = f"has not ended, and does nothing, {waited} after {left} ended with 0 (--exit-barrier-timeout)"
+    return Stall(slowest.local_rank, v.EXIT_BARRIER, slowest.section, silence_s, timeout_s, reason)

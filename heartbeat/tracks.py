@@ -75,6 +75,8 @@ class Track:
         self.pid = pid
         self.voice = pid
         """The process that speaks for the rank: itself, or one below a program that is not Python."""
+        self.voice_ended = False
+        """The program below has ended, and what the rank does now nobody tells."""
         self.phase = Phase.SPAWNED
         self.exit_code: int | None = None
         self.exited_at = 0.0
@@ -93,11 +95,11 @@ class Track:
         self.info: Mapping[str, Any] = {}
         self.series: deque[tuple[int, int]] = deque(maxlen=_SERIES)
         """The last steps: number, and sender's time in ns."""
-        self.tainted = False
-        """Something from outside is in the current gap: do not learn from it."""
+        self.tainted_at = now
+        """Nothing is learnt from silences that began before: something from outside is in them."""
         self.warned: dict[str, int] = {}
         self.quiet_look: Look | None = None
-        """The first look during the present silence."""
+        """What it did half-way through the present silence."""
         self.same_look: Look | None = None
         """Since when the kernel has told the same ominous state."""
         self.said: set[str] = set()
@@ -154,8 +156,7 @@ class Track:
         kind = message.kind
         if kind is Kind.TICK or kind is Kind.BEAT:
             if in_order or message.sent_ns > self.beat_ns:
-                learnable = undisturbed and not lost and not self.tainted
-                return self._step(message, heard.received_at, limits, learnable) or changed
+                return self._step(message, heard.received_at, limits, undisturbed and not lost) or changed
         elif kind is Kind.HELLO:
             self._hello(message, heard.received_at)
         return True
@@ -174,9 +175,8 @@ class Track:
         if pid != self.voice:
             self.sections, self.beat_ns, self._lag_s = [], 0, None
             self.series.clear()
-        self.voice = pid
+        self.voice, self.voice_ended = pid, False
         self._sequence = self._serial = 0
-        self.tainted = True
 
     def _hello(self, message: Message, now: float) -> None:
         self.phase = max(self.phase, _PHASES.get(str(message.payload.get("phase")), Phase.SPAWNED))
@@ -195,7 +195,6 @@ class Track:
             self._learn(sent_ns, limits)
         elif first and self.sections == [] and self.sign_ns:
             limits.learn_start(_seconds(sent_ns, self.sign_ns))
-        self.tainted = False
         self.beats += 1
         self.beat_at, self.beat_ns = now, sent_ns
         if message.kind is Kind.TICK:
@@ -218,8 +217,9 @@ class Track:
         warm = self.beats <= WARM_UP
         if self.sections:
             for section in self.sections:
-                limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), warm=warm)
-        elif self.sections is not None and self.beat_ns:
+                if max(self.beat_at, section.entered_at) >= self.tainted_at:
+                    limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), warm=warm)
+        elif self.sections is not None and self.beat_ns and self.progress_at >= self.tainted_at:
             limits.learn(STEP, _seconds(sent_ns, self.beat_ns, self.sign_ns), warm=warm)
 
     # -- sections -----------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Track:
             # After a lost message an equal name may be another visit: it gets its time anew.
             while kept < min(len(old), len(told)) and old[kept].name == told[kept]:
                 kept += 1
-            if not lost and not self.tainted:
+            if not lost:
                 self._learn_change(old, kept, message.sent_ns, limits)
         self.sections = old[:kept] + [OpenSection(name, now, message.sent_ns) for name in told[kept:]]
         self._sign(message.sent_ns, now)
@@ -250,8 +250,9 @@ class Track:
 
     def _learn_change(self, old: Sequence[OpenSection], kept: int, sent_ns: int, limits: Limits) -> None:
         for section in old[kept:]:
-            limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), visit=True)
-        if self.sections == [] and self.beat_ns:
+            if max(self.beat_at, section.entered_at) >= self.tainted_at:
+                limits.learn(section.name, _seconds(sent_ns, self.beat_ns, section.entered_ns), visit=True)
+        if self.sections == [] and self.beat_ns and self.progress_at >= self.tainted_at:
             limits.learn_part(STEP, _seconds(sent_ns, self.beat_ns, self.sign_ns), warm=self.beats <= WARM_UP)
 
 
@@ -289,6 +290,10 @@ class Tracks:
         """When the first rank ended with 0."""
         self.fresh_at = now
         """Silences before this moment do not count, for anybody."""
+        self.worked_at = now
+        """When a silent rank was last found working."""
+        self.held = False
+        """On the last look some rank was traced."""
         self._accounted_until = now
         self._busy_at = -1.0
         self._busy = [-1.0] * len(pids)
@@ -348,7 +353,7 @@ class Tracks:
         """Every silence begins anew, and the gap that it is part of teaches nothing."""
         self.fresh_at = now
         for track in self.alive:
-            track.tainted = True
+            track.tainted_at = now
 
     def others_in_section(self, track: Track) -> bool:
         """Whether another living rank is inside a section, or may be."""

@@ -1,0 +1,167 @@
+"""All that the agent needs to judge its ranks, in one object: messages, exits and looks in, verdicts out. Pure.
+
+The agent calls, whenever the socket is readable, a deadline has come or a child has changed: :meth:`Watch.hear` for all
+that was drained, :meth:`Watch.exited` for every death; then, if ``hear`` was true, the deadline has come or a child has
+changed, :meth:`Watch.assess` with a fresh look at :meth:`Watch.pids`, and sleeps until its ``next_deadline``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftlaunch.heartbeat import stalls
+from ftlaunch.heartbeat.limits import Limit, Limits, Settings
+from ftlaunch.heartbeat.listener import Heard
+from ftlaunch.heartbeat.procstate import ProcState
+from ftlaunch.heartbeat.stragglers import Straggler, StragglerWatch
+from ftlaunch.heartbeat.tracks import Progress, Track, Tracks
+from ftlaunch.heartbeat.verdicts import Assessment, for_people
+
+LATE_S = 1.0
+"""A deadline that is noticed so much later means that the agent itself was stopped, or starved."""
+_STRAGGLERS_S = 10.0
+_QUIET_S = 1.0
+_LONG_SECTION_S = 1.0
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank for ``ftctl status``. Ages and limits in seconds."""
+
+    local_rank: int
+    pid: int
+    phase: str
+    steps: int
+    """Steps of this generation."""
+    step: int | None
+    """The script's own number."""
+    section: str
+    age_s: float
+    """Since it last showed progress."""
+    limit: Limit | None
+    """Of the silence that ends first; ``None``: it is not watched, or not now."""
+    info: Mapping[str, Any]
+    straggles: str
+
+
+class Watch:
+    """The ranks of this node through all generations."""
+
+    def __init__(self, settings: Settings, now: float = 0.0) -> None:
+        self.limits = Limits(settings)
+        self.tracks = Tracks(now=now)
+        self.stragglers = StragglerWatch()
+        self._next_deadline = math.inf
+        self._stragglers_at = 0.0
+        self._asleep_s: float | None = None
+
+    def begin(self, generation: int, pids: Sequence[int], now: float, first_rank: int = 0) -> None:
+        """These processes, by local rank, are the ranks now. Whatever was open in an older generation is gone with it.
+
+        ``first_rank``: the global number of local rank 0, for sentences.
+        """
+        self.tracks = Tracks(generation, pids, now, first_rank)
+        self.stragglers.forget()
+        self._next_deadline = math.inf
+        self._stragglers_at = now + _STRAGGLERS_S
+
+    def hear(self, heard: Heard) -> bool:
+        """Take in a message; true when a deadline may be earlier now, so :meth:`assess` is due. 2 µs for a step."""
+        return self.tracks.hear(heard, self.limits)
+
+    def exited(self, local_rank: int, exit_code: int, now: float) -> None:
+        """A rank has ended; call :meth:`assess` after it, since the exit barrier may have begun."""
+        self.tracks.exited(local_rank, exit_code, now)
+
+    def pids(self) -> dict[int, int]:
+        """Whose state :meth:`assess` wants, by local rank: the process that speaks for the rank, else its first."""
+        return {t.local_rank: t.pid if t.voice_ended else t.voice for t in self.tracks.alive}
+
+    def wants_children(self, now: float) -> bool:
+        """Whether the next look should count the CPU time of descendants: not worth its milliseconds otherwise."""
+        tracks = self.tracks
+        return tracks.left_at is not None or any(now - track.progress_at > _QUIET_S for track in tracks.alive)
+
+    def assess(self, states: Mapping[int, ProcState], now: float, asleep_s: float = 0.0) -> Assessment:
+        """Judge every rank; see :mod:`ftlaunch.heartbeat.stalls`.
+
+        ``asleep_s``: CLOCK_BOOTTIME minus CLOCK_MONOTONIC. When it has grown the machine was suspended, and everybody
+        gets time to come back. When the last deadline has passed long ago, the agent was stopped, and as long is left
+        out of every silence.
+        """
+        if self._asleep_s is not None and asleep_s - self._asleep_s > LATE_S:
+            self.tracks.restart_timers(now)
+        self._asleep_s = asleep_s
+        if now - self._next_deadline > LATE_S:
+            self.tracks.paused(now, now - self._next_deadline)
+        assessment = stalls.assess(self.tracks, self.limits, states, now)
+        self._next_deadline = assessment.next_deadline
+        return assessment
+
+    def paused(self, now: float, gap_s: float) -> None:
+        """The agent knows that it could not hear for the last ``gap_s`` seconds."""
+        self.tracks.paused(now, gap_s)
+
+    def excuse(self, now: float) -> None:
+        """Everybody's silence begins anew: ranks of another node are in a long section, or the socket was flooded."""
+        self.tracks.restart_timers(now)
+
+    def long_sections(self, now: float) -> list[str]:
+        """Sections open for over a second on this node: what agents of other nodes must know, whose ranks may wait."""
+        return sorted(
+            {
+                section.name
+                for track in self.tracks.alive
+                for section in track.sections or ()
+                if now - section.entered_at > _LONG_SECTION_S
+            }
+        )
+
+    def find_stragglers(self, now: float) -> list[Straggler]:
+        """Who became a straggler and who no longer is. Looks at most every 10 s; call it after :meth:`assess`."""
+        if now < self._stragglers_at:
+            return []
+        self._stragglers_at = now + _STRAGGLERS_S
+        return self.stragglers.update({track.local_rank: list(track.series) for track in self.tracks.alive}, now)
+
+    def progress(self) -> Progress:
+        """How far this generation came."""
+        return self.tracks.progress()
+
+    def is_saving(self, local_rank: int) -> bool:
+        """Whether the rank is known to be in a ``checkpoint`` section."""
+        track = self.tracks.ranks[local_rank] if local_rank < len(self.tracks.ranks) else None
+        return track is not None and any(section.name == "checkpoint" for section in track.sections or ())
+
+    def status(self, now: float) -> list[RankStatus]:
+        """All ranks, those that have ended too."""
+        return [self._status(track, now) for track in self.tracks.ranks]
+
+    def _status(self, track: Track, now: float) -> RankStatus:
+        silences = stalls.dues(track, self.tracks, self.limits) if track.alive else []
+        first = min(silences, key=lambda due: due.since + due.limit.seconds, default=None)
+        straggler = self.stragglers.reported.get(track.local_rank)
+        return RankStatus(
+            local_rank=track.local_rank,
+            pid=track.voice,
+            phase=track.phase.name.lower() if track.alive else f"ended with {track.exit_code}",
+            steps=track.beats,
+            step=track.step,
+            section=track.section or "unknown",
+            age_s=max(0.0, now - track.progress_at),
+            limit=first.limit if first is not None else None,
+            info=track.info,
+            straggles=straggler.lag.reason if straggler is not None and straggler.lag is not None else "",
+        )
+
+    def describe_ages(self, now: float) -> str:
+        """``progress: rank 0 2.1 s ago (step 17), rank 1 412 s ago (step 12)``"""
+        parts = []
+        for track in self.tracks.ranks:
+            steps = track.step if track.step is not None else track.beats
+            age = for_people(max(0.0, now - track.progress_at))
+            parts.append(f"rank {self.tracks.first_rank + track.local_rank} {age} ago (step {steps})")
+        return "progress: " + ", ".join(parts)
