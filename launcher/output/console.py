@@ -72,14 +72,18 @@ class Console:
     def finish(self, text: str = "", timeout_s: float = 2.0) -> bool:
         """Write everything that is queued, then ``text`` as the very last thing; False when the console is stuck.
 
-        Takes at most about twice ``timeout_s``. Nothing is printed afterwards.
+        Takes at most ``timeout_s`` for each of the two when they lead to different places. Nothing is printed
+        afterwards.
         """
-        self._sinks[self._out].flush(timeout_s)
+        flushed = self._sinks[self._out].flush(timeout_s)
         with self._lock:
             self._tell_dropped(force=True)
             if text:
                 self._put_own(text)
-        written = self._sinks[self._out].close(timeout_s)
+        # What is stuck was waited for already.
+        written = self._sinks[self._out].close(timeout_s if flushed else 0.0)
+        if self._sinks[self._err] is self._sinks[self._out]:
+            return written
         return self._sinks[self._err].close(timeout_s) and written
 
     def _put_own(self, text: str) -> None:

@@ -73,6 +73,7 @@ class OutputPump:
 
     def __init__(self, console: Console, config: LogConfig, layout: LogLayout) -> None:
         self._console = console
+        self._console.hint = str(layout.root or "")
         self._config = config
         self._layout = layout
         self._commands: deque[Callable[[], None]] = deque()

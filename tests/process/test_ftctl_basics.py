@@ -7,32 +7,40 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ftlaunch.launcher.ftctl import _runs
+from ftlaunch.launcher.ftctl.__main__ import run as run_ftctl
 from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, redact, this_owner
+from ftlaunch.launcher.rundir import RunDir, candidate_roots, open_run_dir, owner_facts, redact, this_owner
 
 FTCTL = [sys.executable, "-m", "ftlaunch.launcher.ftctl"]
+
+
+Ftctl = Callable[..., str]
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Without the last resort, /tmp, where runs of other users of this machine's tests may be.
+    monkeypatch.setattr(_runs, "candidate_roots", lambda environment: candidate_roots(environment)[:1])
     return tmp_path
 
 
-def ftctl(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([*FTCTL, *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    if code:
-        assert done.stdout == ""
-        return done.stderr
-    return done.stdout
+@pytest.fixture
+def ftctl(state: Path, capfd: pytest.CaptureFixture[str]) -> Ftctl:
+    def call(*arguments: str, code: int = 0) -> str:
+        assert run_ftctl(list(arguments)) == code
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        assert not (code and out)
+        return err if code else out
+
+    return call
 
 
 def make_run(state: Path, job: str, exit_code: int | None, command: tuple[str, ...] = ("train.py",)) -> RunDir:
@@ -52,7 +60,7 @@ def make_run(state: Path, job: str, exit_code: int | None, command: tuple[str, .
     return run
 
 
-def test_runs_are_listed_newest_first(state: Path) -> None:
+def test_runs_are_listed_newest_first(state: Path, ftctl: Ftctl) -> None:
     make_run(state, "good", 0)
     make_run(state, "bad", 137, ("train.py", "--key", "s3cret", "x" * 200))
     make_run(state, "stopped", 143)
@@ -68,33 +76,33 @@ def test_runs_are_listed_newest_first(state: Path) -> None:
     assert [name[:15] for name in started] == sorted((name[:15] for name in started), reverse=True)
 
 
-def test_runs_as_json(state: Path) -> None:
+def test_runs_as_json(state: Path, ftctl: Ftctl) -> None:
     run = make_run(state, "good", 0)
     (shape,) = json.loads(ftctl("runs", "--json"))
     assert shape["id"] == run.run_id and shape["exit_code"] == 0 and shape["generations"] == 2
     assert shape["command"] == ["train.py"] and shape["path"] == str(run.path)
 
 
-def test_no_runs(state: Path) -> None:
+def test_no_runs(state: Path, ftctl: Ftctl) -> None:
     assert ftctl("runs") == ""
     assert json.loads(ftctl("runs", "--json")) == []
     assert ftctl("events", code=1) == "error: there are no runs yet\n"
 
 
-def test_a_run_whose_agent_vanished_is_lost(state: Path) -> None:
+def test_a_run_whose_agent_vanished_is_lost(state: Path, ftctl: Ftctl) -> None:
     run = make_run(state, "lost", None)
     run.describe({"pid": 2**30}, pytest.fail)
     assert " lost " in ftctl("runs")
 
 
-def test_a_broken_run_directory_is_still_listed(state: Path) -> None:
+def test_a_broken_run_directory_is_still_listed(state: Path, ftctl: Ftctl) -> None:
     run = make_run(state, "broken", 0)
     (run.path / "run.json").write_bytes(b"\xff{")
     run.events.write_bytes(b"\x00\n{}\n")
     assert run.run_id in ftctl("runs")
 
 
-def test_events_of_the_latest_run(state: Path) -> None:
+def test_events_of_the_latest_run(state: Path, ftctl: Ftctl) -> None:
     make_run(state, "good", 0)
     lines = ftctl("events").splitlines()
     assert [line.split()[5] for line in lines] == [
@@ -104,7 +112,7 @@ def test_events_of_the_latest_run(state: Path) -> None:
     assert "\x1b" not in "".join(lines)
 
 
-def test_events_can_be_chosen_by_name_and_printed_as_json(state: Path) -> None:
+def test_events_can_be_chosen_by_name_and_printed_as_json(state: Path, ftctl: Ftctl) -> None:
     make_run(state, "good", 0)
     output = ftctl("events", "latest", "--json", "--event", "workers_started", "--event", "job_finished")
     events = [json.loads(line) for line in output.splitlines()]
@@ -112,7 +120,7 @@ def test_events_can_be_chosen_by_name_and_printed_as_json(state: Path) -> None:
     assert events[-1]["exit_code"] == 0
 
 
-def test_a_run_is_found_by_name_beginning_and_directory(state: Path) -> None:
+def test_a_run_is_found_by_name_beginning_and_directory(state: Path, ftctl: Ftctl) -> None:
     run = make_run(state, "good", 0)
     make_run(state, "other", 0)
     expected = ftctl("events", run.run_id)
@@ -123,11 +131,11 @@ def test_a_run_is_found_by_name_beginning_and_directory(state: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["event"], ["events", "--nonsense"], ["events", "a", "b"], ["runs", "x"]])
-def test_wrong_usage_is_one_line_and_code_2(state: Path, arguments: list[str]) -> None:
+def test_wrong_usage_is_one_line_and_code_2(state: Path, ftctl: Ftctl, arguments: list[str]) -> None:
     assert ftctl(*arguments, code=2).count("\n") == 1
 
 
-def test_help_lists_the_commands(state: Path) -> None:
+def test_help_lists_the_commands(state: Path, ftctl: Ftctl) -> None:
     assert "events" in ftctl("--help") and "runs" in ftctl("-h")
     assert "Usage:" in ftctl(code=2)
 
@@ -152,7 +160,7 @@ def test_following_ends_when_the_agent_is_gone(state: Path) -> None:
         assert [event["event"] for event in lines][-1] == "workers_started"
 
 
-def test_following_a_finished_run_just_prints_it(state: Path) -> None:
+def test_following_a_finished_run_just_prints_it(state: Path, ftctl: Ftctl) -> None:
     run = make_run(state, "done", 0)
     assert ftctl("events", "-f", run.run_id) == ftctl("events", run.run_id)
 
