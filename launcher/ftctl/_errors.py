@@ -9,3 +9,9 @@ class NotFound(click.ClickException):
     """There is no such run, or nothing of it that could be shown. Caught in ``main``."""
 
     exit_code = 1
+
+
+class Refused(click.ClickException):
+    """The agent was reached and will not do it, or cannot be reached. Caught in ``main``."""
+
+    exit_code = 1
