@@ -115,6 +115,7 @@ def _cause_block(report: FailureReport) -> list[str]:
     rows.append(("place", clean(cause.place)))
     rows.append(("error_file", report.error_file.path if report.error_file else ""))
     lines = [f"  {name:<10}: {value}" for name, value in rows if value]
+    lines += ["  evidence  :"] if cause.evidence else []
     for block in cause.evidence:
         lines += _indented(_shortened(block.splitlines()))
     return lines + _words(report)
