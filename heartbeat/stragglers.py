@@ -28,7 +28,7 @@ Series = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Lag:
-    """How a rank stands out. ``factor``: its step time over the others' median; ``late_s``: median lateness."""
+    """How a rank stands out. Medians: of its step time, of the others', of how much later than them it is."""
 
     kind: str
     step_s: float

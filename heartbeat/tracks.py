@@ -81,7 +81,8 @@ class Track:
         self.exit_code: int | None = None
         self.exited_at = 0.0
         self.beats = 0
-        """Steps: beats and ticks of this generation."""
+        """Steps: beats and ticks of the process that speaks."""
+        self.beaten = False
         self.step: int | None = None
         """The script's own number of its last beat."""
         self.ticks = 0
@@ -173,7 +174,8 @@ class Track:
     def _begin(self, pid: int) -> None:
         """A process speaks for the first time."""
         if pid != self.voice:
-            self.sections, self.beat_ns, self._lag_s = [], 0, None
+            # Its first steps are first steps again.
+            self.sections, self.beats, self.beat_ns, self._lag_s = [], 0, 0, None
             self.series.clear()
         self.voice, self.voice_ended = pid, False
         self._sequence = self._serial = 0
@@ -196,6 +198,7 @@ class Track:
         elif first and self.sections == [] and self.sign_ns:
             limits.learn_start(_seconds(sent_ns, self.sign_ns))
         self.beats += 1
+        self.beaten = True
         self.beat_at, self.beat_ns = now, sent_ns
         if message.kind is Kind.TICK:
             self.ticks = max(self.ticks, message.step or 0)
@@ -367,7 +370,7 @@ class Tracks:
         """For the restart policy."""
         steps = [track.step for track in self.ranks if track.step is not None]
         return Progress(
-            beaten=any(track.beats for track in self.ranks),
+            beaten=any(track.beaten for track in self.ranks),
             step=max(steps, default=None),
             ticks=max((track.ticks for track in self.ranks), default=0),
             checkpoints=self.checkpoints,

@@ -35,7 +35,7 @@ class RankStatus:
     pid: int
     phase: str
     steps: int
-    """Steps of this generation."""
+    """As counted from its messages, in this generation."""
     step: int | None
     """The script's own number."""
     section: str
