@@ -6,8 +6,10 @@ server that listens is known to be the process that was started here.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -124,6 +126,31 @@ class Member:
                 return f"socket:[{fields[9]}]" in inodes
         return False
 
+    def ask(self, path: str, **body: object) -> dict[str, object]:
+        """Use the JSON gateway (plain HTTP members only): for what a test does behind the product's back."""
+        request = urllib.request.Request(f"http://{self.endpoint}/v3/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            found: dict[str, object] = json.loads(answer.read())
+            return found
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a key."""
+        self.ask("kv/put", key=_base64(key.encode()), value=_base64(value))
+
+    def keys(self, prefix: str) -> dict[str, int]:
+        """All keys with a prefix, and the lease of each (0 for none)."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        found = self.ask("kv/range", key=_base64(prefix.encode()), range_end=_base64(end.encode()))
+        kvs = found.get("kvs", [])
+        assert isinstance(kvs, list)
+        return {base64.b64decode(kv["key"]).decode(): int(kv.get("lease", 0)) for kv in kvs}
+
+    def compact(self) -> None:
+        """Forget all history."""
+        header = self.ask("kv/range", key=_base64(b"/"))["header"]
+        assert isinstance(header, dict)
+        self.ask("kv/compaction", revision=header["revision"], physical=True)
+
     def is_healthy(self) -> bool:
         """Whether the member serves requests (plain HTTP members only)."""
         try:
@@ -190,6 +217,10 @@ def etcd(members: int = 1, extra: Sequence[str] = (), tls: bool = False) -> Iter
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _base64(text: bytes) -> str:
+    return base64.b64encode(text).decode()
 
 
 def _free_ports(count: int) -> list[int]:

@@ -112,7 +112,6 @@ class EtcdRendezvous:
             self._site.peer_port = self._doorbell.open()
         except OSError as error:
             raise SettingsError(f"cannot listen on any port: {error.strerror}") from None
-        self._tasks.start(self._doorbell.serve(), "answering peers")
         self._tasks.start(self._connect(), "connecting to etcd")
 
     def join(self, joining: Joining) -> None:
@@ -217,6 +216,7 @@ class EtcdRendezvous:
             order=self._node.node_rank,
             asked=self._standing.asked,
             counted=self._joining.counted,
+            settings_digest=self._site.settings_digest,
             offers=self._joining.offers,
         )
         self._membership.update(record)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlaunch.rendezvous.etcd import messages
-from ftlaunch.rendezvous.etcd.errors import Compacted, EtcdError, Refused, Unreachable
+from ftlaunch.rendezvous.etcd.errors import EtcdError, Refused, Unreachable
 from ftlaunch.rendezvous.etcd.keys import KeyRange
 from ftlaunch.rendezvous.etcd.library import Library
 from ftlaunch.rendezvous.etcd.settings import EtcdSettings, Tls
@@ -94,21 +94,27 @@ class EtcdClient:
         response = await self._call(lambda link: _one_shot(link.lease.LeaseKeepAlive), request, timeout_s)
         return int(response.TTL)
 
-    async def watch(
-        self, ranges: Sequence[KeyRange], revision: int, idle_s: float
-    ) -> AsyncGenerator[tuple[Change, ...], None]:
-        """Yield what changes in the ranges from ``revision`` on; an empty tuple first, when the watch stands.
+    @property
+    def is_proven(self) -> bool:
+        """Whether the connection that the next call would use has served one already, with the present token."""
+        link = self._links.get(self._current)
+        return link is not None and link.proven and self._token is not None
+
+    async def watch(self, ranges: Sequence[KeyRange], idle_s: float) -> AsyncGenerator[tuple[Change, ...], None]:
+        """Yield what changes in the ranges from now on; an empty tuple first, when the watch stands.
 
         Asks the server for a sign of life after ``idle_s`` without one. Raises :class:`~.errors.Unreachable` when none
-        follows and when the stream breaks, :class:`~.errors.Compacted` when the history is gone.
+        follows, when the stream breaks, and when there is no proven connection.
         """
+        if not self.is_proven:
+            raise Unreachable("not connected")
         link = self._link()
         link.users += 1
         stream = link.watch.Watch(metadata=self._metadata())
         reader = _Reader(stream)
         try:
             for keys in ranges:
-                await stream.write(messages.watch_request(self._library.rpc, keys, revision))
+                await stream.write(messages.watch_request(self._library.rpc, keys))
             async with contextlib.aclosing(self._read_watch(stream, reader, len(ranges), idle_s)) as batches:
                 async for changes in batches:
                     yield changes
@@ -245,20 +251,18 @@ class EtcdClient:
                 await stream.write(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
                 continue
             asked = False
-            _check_watch(response)
+            self._check_watch(response)
             created += response.created
             if response.created and created == ranges:
                 yield ()
             if response.events:
                 yield messages.changes(response)
 
-
-def _check_watch(response: Any) -> None:
-    if response.compact_revision:
-        raise Compacted(f"history before revision {response.compact_revision} is gone")
-    if response.canceled:
-        # Also what an expired token looks like: the next read gets a new one.
-        raise Unreachable(f"etcd ended the watch: {response.cancel_reason or 'no reason given'}")
+    def _check_watch(self, response: Any) -> None:
+        if response.canceled or response.compact_revision:
+            # Also what an expired token looks like.
+            self._token = None
+            raise Unreachable(f"etcd ended the watch: {response.cancel_reason or 'no reason given'}")
 
 
 class _Reader:

@@ -23,7 +23,3 @@ class LeaseGone(EtcdError):
 
 class LeaseExists(EtcdError):
     """Somebody granted a lease with this id already."""
-
-
-class Compacted(EtcdError):
-    """The history that a watch asked for is gone: read what is there now and watch from there."""

@@ -19,6 +19,7 @@ from ftlaunch.rendezvous.etcd.decide import (
     Finish,
     Grow,
     Limits,
+    Roster,
     Timing,
     View,
     Wait,
@@ -81,6 +82,7 @@ class LeaderDesk:
         self.reason = ""
         """Why nothing is published yet, or what is going on."""
         self._published = -1
+        self._again = False
 
     @property
     def mandate(self) -> Mandate:
@@ -112,13 +114,16 @@ class LeaderDesk:
 
     def consider(self) -> None:
         """Decide anew. To be called when anything has changed; cheap when nothing follows."""
-        if not self._streams or not self._mirror.complete or self._working is not None:
+        if self._working is not None:
+            self._again = True
+            return
+        if not self._streams or not self._mirror.complete:
             return
         view = self._view()
         if self._published > (view.table.generation if view.table is not None else -1):
             # Our own table is on its way back to us.
             return
-        roster = self._mirror.roster()
+        roster = self._fitting(self._mirror.roster())
         now = asyncio.get_running_loop().time()
         if self._is_intruder(view, set(roster.nodes)):
             return
@@ -142,6 +147,12 @@ class LeaderDesk:
             return
         self._mirror.apply(update)
         self.consider()
+
+    def _fitting(self, roster: Roster) -> Roster:
+        """Without nodes that were started differently: each of them finds out by itself, and says so."""
+        mine = self._site.settings_digest
+        fitting = {n.node_id: n for n in roster.nodes.values() if n.record.settings_digest == mine}
+        return Roster(fitting, roster.finished)
 
     def _take_time(self, view: View, asking: frozenset[str], now: float) -> None:
         upcoming = None
@@ -217,11 +228,12 @@ class LeaderDesk:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._working = None
-        if not task.cancelled() and task.exception() is None and task.result():
+        if not task.cancelled() and task.exception() is None and self._again:
+            self._again = False
             self.consider()
 
-    async def _do(self, step: Agree | DeclareLost | Finish | Grow, reason: str, view: View) -> bool:
-        """Carry out one step. Whether to consider again at once; else the watch brings what we wrote."""
+    async def _do(self, step: Agree | DeclareLost | Finish | Grow, reason: str, view: View) -> None:
+        """Carry out one step; the watch then brings what we wrote."""
         try:
             if isinstance(step, Agree):
                 await self._publish(step, view)
@@ -237,8 +249,7 @@ class LeaderDesk:
         except EtcdError as error:
             log.warning("rendezvous: %s", error)
             await asyncio.sleep(1.0)
-            return True
-        return False
+            self._again = True
 
     async def _publish(self, step: Agree, view: View) -> None:
         first = step.nodes[0].record

@@ -86,18 +86,20 @@ def _key_value(kv: Any) -> KeyValue:
     )
 
 
-def watch_request(rpc: Any, keys: KeyRange, revision: int) -> Any:
-    """Watch a range from a revision on."""
-    create = rpc.WatchCreateRequest(
-        key=keys.start.encode(), range_end=keys.end.encode(), start_revision=revision, progress_notify=True
-    )
+def watch_request(rpc: Any, keys: KeyRange) -> Any:
+    """Watch a range from now on."""
+    create = rpc.WatchCreateRequest(key=keys.start.encode(), range_end=keys.end.encode(), progress_notify=True)
     return rpc.WatchRequest(create_request=create)
 
 
 def changes(response: Any) -> tuple[Change, ...]:
     """The events of a watch response. Type 1 is a deletion."""
     return tuple(
-        Change(event.kv.key.decode(errors="replace"), None if event.type == 1 else _key_value(event.kv))
+        Change(
+            event.kv.key.decode(errors="replace"),
+            None if event.type == 1 else _key_value(event.kv),
+            int(event.kv.mod_revision),
+        )
         for event in response.events
     )
 

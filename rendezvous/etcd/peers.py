@@ -11,6 +11,7 @@ Each node holds a connection to the next one in group rank order: one per node, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import socket
 from collections.abc import Callable
@@ -32,55 +33,69 @@ class Proof(enum.Enum):
 
 
 class Doorbell:
-    """Listens so that others can see that this process lives. The kernel answers even while the loop is busy."""
+    """Listens so that others can see that this process lives. The kernel answers even while the loop is busy.
+
+    Plain sockets: an asyncio server that closes while it accepts loses what it has just accepted.
+    """
 
     def __init__(self, node_id: str) -> None:
-        self._node_id = node_id
-        self._socket: socket.socket | None = None
-        self._server: asyncio.AbstractServer | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._greeting = node_id.encode() + b"\n"
+        self._listening: socket.socket | None = None
+        self._visitors: set[socket.socket] = set()
 
     def open(self) -> int:
-        """Listen on a free port and return it. Raises :class:`OSError`."""
+        """Listen on a free port, greet who connects, and return the port. Raises :class:`OSError`."""
         try:
-            self._socket = socket.create_server(("::", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
+            listening = socket.create_server(("::", 0), family=socket.AF_INET6, backlog=128, dualstack_ipv6=True)
         except (OSError, ValueError):
-            self._socket = socket.create_server(("0.0.0.0", 0), backlog=128)
-        port: int = self._socket.getsockname()[1]
+            listening = socket.create_server(("0.0.0.0", 0), backlog=128)
+        listening.setblocking(False)
+        self._listening = listening
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+        port: int = listening.getsockname()[1]
         return port
-
-    async def serve(self) -> None:
-        """Greet who connects, until cancelled."""
-        if self._socket is None:
-            return
-        self._server = await asyncio.start_server(self._greet, sock=self._socket, limit=_LINE_LIMIT)
-        await self._server.serve_forever()
 
     def close(self) -> None:
         """Stop listening and end all connections."""
-        if self._server is not None:
-            self._server.close()
-        if self._socket is not None:
-            self._socket.close()
-        for writer in self._writers:
-            writer.close()
-        self._writers.clear()
+        loop = asyncio.get_running_loop()
+        if self._listening is not None:
+            loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for visitor in list(self._visitors):
+            self._part(visitor)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= _MOST_PEERS:
-            # A peer that is turned away this way connects again, which succeeds: no false proof.
-            writer.close()
-            return
-        self._writers.add(writer)
+    def _accept(self, listening: socket.socket) -> None:
         try:
-            writer.write(self._node_id.encode() + b"\n")
-            while await reader.read(_LINE_LIMIT):
-                pass
+            visitor, _ = listening.accept()
+        except OSError:
+            return
+        if len(self._visitors) >= _MOST_PEERS:
+            # Who is turned away for want of room connects again, which succeeds: no false proof.
+            visitor.close()
+            return
+        visitor.setblocking(False)
+        self._visitors.add(visitor)
+        asyncio.get_running_loop().add_reader(visitor, self._listen_to, visitor)
+        # An empty send buffer always has room for one line.
+        with contextlib.suppress(OSError):
+            visitor.send(self._greeting)
+
+    def _listen_to(self, visitor: socket.socket) -> None:
+        """What a visitor says does not matter, only that it is there."""
+        try:
+            if visitor.recv(_LINE_LIMIT):
+                return
+        except BlockingIOError:
+            return
         except OSError:
             pass
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+        self._part(visitor)
+
+    def _part(self, visitor: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(visitor)
+        self._visitors.discard(visitor)
+        visitor.close()
 
 
 class Visit:

@@ -37,7 +37,10 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """One living agent. ``asked``: the lowest generation that it wants to be in, ``None`` while it asks for nothing."""
+    """One living agent. ``asked``: the lowest generation that it wants to be in, ``None`` while it asks for nothing.
+
+    ``settings_digest`` says whether it was started like the others, at the cost of a few bytes.
+    """
 
     node_id: str
     host: str
@@ -49,6 +52,7 @@ class NodeRecord:
     order: int | None = None
     asked: int | None = None
     counted: bool = False
+    settings_digest: str = ""
     offers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -66,6 +70,7 @@ class NodeRecord:
             order=_optional(raw, "order", int),
             asked=_optional(raw, "asked", int),
             counted=_get(raw, "counted", bool),
+            settings_digest=_get(raw, "settings_digest", str),
             offers=_get(raw, "offers", dict),
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
@@ -33,21 +35,26 @@ class Tasks:
     def __init__(self, on_crash: Callable[[str], None]) -> None:
         self._on_crash = on_crash
         self._running: set[asyncio.Task[Any]] = set()
+        self._over = False
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run it until it ends or :meth:`cancel_all`."""
+        """Run it until it ends or :meth:`cancel_all`; after that nothing is begun any more."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)
+        if self._over:
+            task.cancel()
         return task
 
     def abandon(self) -> None:
         """Cancel all tasks without waiting for them."""
+        self._over = True
         for task in self._running:
             task.cancel()
 
     async def cancel_all(self) -> None:
         """Cancel all tasks and wait a moment for them."""
+        self._over = True
         tasks, self._running = self._running, set()
         for task in tasks:
             task.cancel()
@@ -86,6 +93,12 @@ class Site:
         """What must be the same on all nodes."""
         limits = self.settings
         return {**self.node.settings, "nnodes": f"{limits.min_nodes}:{limits.max_nodes}"}
+
+    @property
+    def settings_digest(self) -> str:
+        """A short form of :attr:`job_settings`."""
+        text = json.dumps(self.job_settings, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def holder(self) -> HolderRecord:
         """This agent, as the holder of a machine or of the leadership."""

@@ -97,10 +97,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Change:
-    """A key was written, or, with ``value`` being ``None``, deleted."""
+    """A key was written, or, with ``value`` being ``None``, deleted, at this revision."""
 
     key: str
     value: KeyValue | None
+    revision: int = 0
 
 
 def existing(answer: Answer, at: int = 0) -> KeyValue | None:

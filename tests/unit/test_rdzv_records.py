@@ -28,7 +28,7 @@ from ftlaunch.rendezvous.etcd.watch import Snapshot
 from ftlaunch.rendezvous.etcd.wire import Change, KeyValue
 
 KEYS = Keys.of_job("job")
-NODE = NodeRecord("n1", "host", 42, "10.0.0.1", 5, 8, 29500, None, 3, True, {"checkpoints": [1, 2]})
+NODE = NodeRecord("n1", "host", 42, "10.0.0.1", 5, 8, 29500, None, 3, True, "d1", {"checkpoints": [1, 2]})
 TABLE = TableRecord(
     3, "t", (Seat("n1", "host", "10.0.0.1", 8, 5),), "10.0.0.1", 1, 2, {"a": 1}, {"nproc": "8"}, {"n2": 3}
 )
