@@ -23,8 +23,7 @@ from ftlaunch.launcher.state import Phase, WorkerStatus
 from ftlaunch.launcher.table import ALIVE
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.limits import Limits
-    from ftlaunch.heartbeat.tracks import Tracks
+    from ftlaunch.heartbeat.watch import Watch
     from ftlaunch.launcher.agent import Agent
     from ftlaunch.launcher.config import Config, RestartConfig
     from ftlaunch.launcher.crew import Crew
@@ -39,12 +38,8 @@ class Ear(Protocol):
     """What is known of the ranks from their beats."""
 
     @property
-    def tracks(self) -> Tracks:
-        """All ranks of the generation."""
-
-    @property
-    def limits(self) -> Limits:
-        """How long they may be silent."""
+    def watch(self) -> Watch:
+        """All ranks of the generation, and how long they may be silent."""
 
     def progress(self) -> ev.Progress:
         """How far the generation came."""
@@ -180,7 +175,7 @@ class Desk:
         )
         heard = overview.Heard()
         if config.heartbeat.enabled:
-            heard = hearsay.heard_from(office.ear.tracks, office.ear.limits, now)
+            heard = hearsay.heard_from(office.ear.watch, now)
         return overview.describe_node(state, node, heard, now)
 
 

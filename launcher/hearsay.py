@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from ftlaunch.heartbeat.limits import Limits
 from ftlaunch.heartbeat.stalls import Due, dues
 from ftlaunch.heartbeat.tracks import Track, Tracks
+from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.launcher.overview import Heard, LimitFacts, RankFacts
 
 
-def heard_from(tracks: Tracks, limits: Limits, now: float, stragglers: Collection[int] = ()) -> Heard:
-    """Everything, by local rank. ``stragglers``: local ranks whose steps take longer than the others'."""
+def heard_from(watch: Watch, now: float) -> Heard:
+    """Everything, by local rank."""
+    reported = watch.stragglers.reported
+    lags = {rank: found.lag.reason for rank, found in reported.items() if found.lag is not None}
+    tracks, limits = watch.tracks, watch.limits
     ranks = {
-        track.local_rank: _rank_facts(track, tracks, limits, now, track.local_rank in stragglers)
+        track.local_rank: _rank_facts(track, tracks, limits, now, lags.get(track.local_rank, ""))
         for track in tracks.ranks
     }
     rows = (
-        LimitFacts(row.section, _finite(row.limit.seconds), row.limit.source.value, row.longest_s, row.count)
+        LimitFacts(row.section, _finite(row.limit.seconds), row.limit.source.value, row.longest_s, row.gaps)
         for row in limits.table()
     )
     return Heard(ranks, tuple(rows))
 
 
-def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, straggler: bool) -> RankFacts:
+def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, straggles: str) -> RankFacts:
     due = _nearest(track, tracks, limits) if track.alive else None
     total = track.info.get("total")
     return RankFacts(
@@ -41,7 +44,7 @@ def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, stragg
         limit_s=None if due is None else _finite(due.limit.seconds),
         limit_name="" if due is None else due.section or "unknown",
         limit_origin="" if due is None else due.limit.source.value,
-        straggler=straggler,
+        straggles=straggles,
     )
 
 

@@ -38,7 +38,8 @@ class RankFacts:
     """``None``: no limit."""
     limit_name: str = ""
     limit_origin: str = ""
-    straggler: bool = False
+    straggles: str = ""
+    """How it is slower than the others, as a predicate; empty if it is not."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ def rank_state(worker: WorkerState, phase: Phase, os_state: str, facts: RankFact
 
 
 def _current_rate(facts: RankFacts) -> float | None:
-    rate, age = facts.step_rate, facts.beat_age_s
-    if rate and age and age * rate > _STALE_STEPS:
+    rate, age = facts.step_rate, facts.silence_s
+    if rate and age and not facts.sections and age * rate > _STALE_STEPS:
         return 1.0 / age
     return rate
 

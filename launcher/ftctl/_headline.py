@@ -11,6 +11,7 @@ from ftlaunch.launcher.ftctl._table import shortened
 _WIDTH = 160
 _BAR = 30
 _LIMITS_SHOWN = 8
+_SLOW_SHOWN = 2
 
 Status = Mapping[str, Any]
 
@@ -27,6 +28,8 @@ def headline(status: Status) -> list[str]:
     cause = status.get("last_cause")
     if cause:
         lines.append(_cause(cause))
+    slow = [rank for rank in status["ranks"] if rank["straggles"]]
+    lines += [f"slow: rank {rank['rank']} {shortened(rank['straggles'], _WIDTH)}" for rank in slow[:_SLOW_SHOWN]]
     if not status["listening"]:
         lines.append("heartbeats are off (--heartbeat off): only deaths are seen")
     return lines

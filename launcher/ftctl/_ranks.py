@@ -56,7 +56,7 @@ def severity(rank: Rank) -> float:
     score = 0.0
     if rank["state"] not in _PLAIN:
         score += 2.0
-    if rank["straggler"]:
+    if rank["straggles"]:
         score += 1.0
     used = _used(rank)
     return score + (used if used >= _WORRY else 0.0)
@@ -75,7 +75,7 @@ def _single(rank: Rank, with_hosts: bool) -> Row:
         str(rank["rank"]),
         *((shortened(str(rank["host"]), _NAME_WIDTH),) if with_hosts else ()),
         str(rank["pid"] or "-"),
-        shortened(str(rank["state"]), _NAME_WIDTH) + (", slow" if rank["straggler"] else ""),
+        shortened(str(rank["state"]), _NAME_WIDTH) + (", slow" if rank["straggles"] else ""),
         _section(rank),
         _step(rank),
         _format.rate(rank["step_rate"]),
@@ -121,7 +121,7 @@ def _mood(rank: Rank) -> str:
     used = _used(rank)
     if used >= _ALARM or rank["state"] not in _PLAIN:
         return "alarm"
-    if used >= _WORRY or rank["straggler"]:
+    if used >= _WORRY or rank["straggles"]:
         return "worry"
     return "dim" if rank["state"] in ("finished", "not started") else ""
 

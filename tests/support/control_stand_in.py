@@ -71,7 +71,7 @@ def heard(ranks: int, step: int = 1200) -> Heard:
             limit_s=30.0,
             limit_name="checkpoint" if i == 9 else "step",
             limit_origin="learnt",
-            straggler=i == 11,
+            straggles="takes 0.12 s for a step, the others 0.08 s" if i == 11 else "",
         )
     limits = (LimitFacts("step", 30.0, "learnt", 0.21, 76800), LimitFacts("init", 1800.0, "default"))
     return Heard(facts, limits)
