@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import bystanders, commands, kernel, numa, signals, staleness
+from ftlaunch.launcher import bystanders, clock, commands, kernel, numa, signals, staleness
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
@@ -31,6 +31,7 @@ from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.resolve import requires_nodes
+from ftlaunch.launcher.retention import prune_in_background
 from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
@@ -244,12 +245,14 @@ class Job:
                 "job": self.config.rendezvous.job_id,
                 "command": redact([command.target, *command.args]),
                 "nproc": self.config.workers.nproc,
+                "started": clock.wall(),
                 "logs": str(self.place.layout.root or ""),
                 "control": control,
             },
             self.say.warning,
         )
         point_latest(run)
+        prune_in_background(run)
 
     def _signals(self) -> Collection[int]:
         return self.config.stop.signals or signals.DEFAULT_SIGNALS
