@@ -54,7 +54,9 @@ def _repeated(history: History, account: Account) -> Iterator[_Finding]:
 def _silence(losses: Sequence[Loss]) -> Iterator[_Finding]:
     stalls = [loss.by_use.get(Use.UNFINISHED, 0.0) for loss in losses if loss.incident.cause.kind == "stall"]
     if stalls and median(stalls) >= _LONG_SILENCE_S:
-        seen = f"{counted(len(stalls), 'stall')} went on for {seconds(median(stalls))} before it was one"
+        seen = (
+            f"{counted(len(stalls), 'stall')}, each silent for about {seconds(median(stalls))} before it counted as one"
+        )
         yield sum(stalls), f"{seen}: a lower --hang-timeout, or --section-timeout for that section, sees it earlier."
 
 

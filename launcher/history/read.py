@@ -8,7 +8,7 @@ from typing import Any
 
 from ftlaunch.launcher.history.ledger import Ledger
 from ftlaunch.launcher.history.model import History
-from ftlaunch.launcher.incident import read_incidents
+from ftlaunch.launcher.incident import Incident, read_incidents
 from ftlaunch.launcher.records import EVENTS_FILE, read_events
 from ftlaunch.launcher.rundir import read_run_file
 
@@ -21,11 +21,17 @@ def read_history(run: Path) -> History:
     ledger = Ledger()
     for event in read_events(run / EVENTS_FILE):
         ledger.feed(event)
+    facts = _facts(run)
     history = ledger.history()
     told = {incident.generation: incident for incident in read_incidents(run / "incidents")}
     known = {item.number for item in history.generations if item.failed is not None}
-    incidents = {number: told.get(number, history.incidents[number]) for number in known}
-    return replace(history, incidents=incidents, place=str(run), **_facts(run))
+    incidents = {number: told.get(number) or _at(history.incidents[number], facts["host"]) for number in known}
+    return replace(history, incidents=incidents, place=str(run), **facts)
+
+
+def _at(incident: Incident, host: str) -> Incident:
+    """Events do not say where they were written; a failure of a rank was here."""
+    return incident if incident.cause.rank is None else replace(incident, cause=replace(incident.cause, host=host))
 
 
 def _facts(run: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from ftlaunch.launcher.history.goodput import Use
 NAMES = {
     Use.STEPS: "steps",
     Use.REPEATED: "repeated steps",
-    Use.UNFINISHED: "steps broken off",
+    Use.UNFINISHED: "stalls, broken-off steps",
     Use.DETECTED: "noticing",
     Use.STOPPED: "stopping ranks",
     Use.RECLAIMED: "freeing GPUs",
@@ -27,7 +27,7 @@ _DAY = 86400
 
 
 def seconds(value: float) -> str:
-    """``0.4 ms``, ``12 ms``, ``0.26 s``, ``4.2 s``, ``412 s``, ``1 h 05 min``, ``3 d 04 h``"""
+    """``0.4 ms``, ``12 ms``, ``0.26 s``, ``4.2 s``, ``412 s``, ``21 min 05 s``, ``1 h 05 min``, ``3 d 04 h``"""
     if value < 0.0095:
         return f"{value * 1000:.1f} ms"
     if value < 0.0995:
@@ -36,8 +36,10 @@ def seconds(value: float) -> str:
         return f"{value:.2f} s"
     if value < 99.95:
         return f"{value:.1f} s"
-    if value < 3599.5:
+    if value < 599.5:
         return f"{value:.0f} s"
+    if value < 3599.5:
+        return f"{round(value) // 60} min {round(value) % 60:02d} s"
     minutes = round(value / _MINUTE)
     if minutes < _DAY // _MINUTE:
         return f"{minutes // 60} h {minutes % 60:02d} min"

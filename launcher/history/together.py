@@ -1,0 +1,100 @@
+"""The records of one job: those of one node, or of several that ran it together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from ftlaunch.launcher.history.goodput import Account, account
+from ftlaunch.launcher.history.model import History
+from ftlaunch.launcher.incident import Incident
+
+_SECOND_HAND = frozenset({"peer", "membership", "shutdown"})
+"""Kinds of failure that began on another node, if anywhere."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's records. ``offset_s``: from the job's start to its own, by wall time, for pictures only."""
+
+    history: History
+    account: Account
+    offset_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is known. The numbers are those of ``main``: the node that was there for most generations."""
+
+    nodes: tuple[Node, ...]
+    main: Node
+
+    @property
+    def history(self) -> History:
+        """The job as the main node saw it, with the first cause of each incident from wherever it was."""
+        return self.main.history
+
+    @property
+    def account(self) -> Account:
+        """Where the time went."""
+        return self.main.account
+
+    @property
+    def ranks(self) -> int:
+        """Highest number of ranks on all nodes together."""
+        return max((item.ranks.stop for node in self.nodes for item in node.history.generations), default=0)
+
+    def wall_time(self, at_s: float) -> str:
+        """``17:02:01``, with the date in jobs of more than a day; seconds after the start if that is not known."""
+        started = parse_time(self.history.started)
+        if started is None:
+            return f"+{at_s:.0f} s"
+        form = "%m-%d %H:%M:%S" if self.history.wall_s > 86400 else "%H:%M:%S"
+        return (started + timedelta(seconds=min(at_s, 1e9))).strftime(form)
+
+
+def put_together(histories: Sequence[History]) -> Job:
+    """``histories``: at least one, in any order."""
+    ordered = sorted(histories, key=_place)
+    main = max(ordered, key=lambda history: len([item for item in history.generations if item.started_at is not None]))
+    main = replace(main, incidents=_first_causes(main, ordered))
+    nodes = tuple(
+        Node(history, account(history), _offset(main, history))
+        for history in (main if item.place == main.place else item for item in ordered)
+    )
+    return Job(nodes, next(node for node in nodes if node.history is main))
+
+
+def parse_time(text: str) -> datetime | None:
+    """A ``time`` of an event."""
+    # Python 3.10 reads no "Z".
+    try:
+        return datetime.fromisoformat(re.sub("Z$", "+00:00", text))
+    except ValueError:
+        return None
+
+
+def _place(history: History) -> tuple[int, str, str]:
+    ranks = [item.group_rank for item in history.generations if item.group_rank is not None]
+    return (ranks[0] if ranks else 1 << 30, history.host, history.run_id)
+
+
+def _offset(main: History, other: History) -> float:
+    first, second = parse_time(main.started), parse_time(other.started)
+    if first is None or second is None or (first.tzinfo is None) != (second.tzinfo is None):
+        return 0.0
+    return (second - first).total_seconds()
+
+
+def _first_causes(main: History, histories: Sequence[History]) -> dict[int, Incident]:
+    found = dict(main.incidents)
+    for number, incident in main.incidents.items():
+        if incident.cause.kind not in _SECOND_HAND:
+            continue
+        others = (history.incidents.get(number) for history in histories)
+        own = [item for item in others if item is not None and item.cause.kind not in _SECOND_HAND]
+        if own:
+            found[number] = min(own, key=lambda item: (item.time or "~", item.cause.rank or 0))
+    return found
