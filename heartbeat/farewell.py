@@ -10,17 +10,21 @@ import atexit
 import os
 import stat
 import sys
-from _io import _IOBase  # type: ignore[import-not-found]
+from _io import _IOBase
 
 from ftlaunch.heartbeat.harmless import Harmless
 
 _ACCESS_MODE = 3
+_arranged = False
 _expected: tuple[int, int] | None = None
 
 
 def arrange() -> None:
-    """Register before any handler of the script, so that ours is called after all of them."""
-    atexit.register(_leave)
+    """Register before any handler of the script, so that ours is called after all of them. Works once."""
+    global _arranged
+    if not _arranged:
+        _arranged = True
+        atexit.register(_leave)
 
 
 def expect(exit_code: int) -> None:

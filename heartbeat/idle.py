@@ -6,6 +6,8 @@ import os
 import sys
 from _signal import SIGCHLD, SIGINT, SIGTERM, getsignal  # type: ignore[import-not-found] # no enum this way
 
+from ftlaunch.heartbeat.harmless import Harmless
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +26,7 @@ DENIED = (
     "__main__",
 )
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habana", "/dev/davinci")
-_EACH_GENERATION_ANEW = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "FTLAUNCH_GENERATION", "FTLAUNCH_SOCKET")
+EACH_GENERATION_ANEW = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "FTLAUNCH_GENERATION", "FTLAUNCH_SOCKET")
 _SIGNAL_LINES = (b"SigBlk:", b"SigIgn:", b"SigCgt:")
 _OF_GLIBC = 0b11 << 31
 """Signals 32 and 33: glibc catches them once a second thread exists (nptl(7)), say OpenBLAS's."""
@@ -50,7 +52,7 @@ class Watch:
         self._signals = _signals()
         self._devices = _open_devices()
 
-    def difference(self, read: Iterable[str]) -> str:
+    def difference(self) -> str:
         """What the import just made did, in a few words; "" when nothing. About 0.1 ms."""
         if len(sys._current_frames()) > 1:
             return "starts a thread at import"
@@ -60,10 +62,18 @@ class Watch:
             return "changes signal handling at import"
         if not self._allow_devices and _open_devices() - self._devices:
             return "opens an accelerator at import"
-        for name in _EACH_GENERATION_ANEW:
-            if name in read:
-                return f"reads {name} at import"
         return ""
+
+
+def importing() -> list[str]:
+    """Names of the modules that are being executed right now, the innermost first."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        with Harmless():
+            spec = object.__getattribute__(module, "__dict__").get("__spec__")
+            if getattr(spec, "_initializing", False) and not name.startswith("ftlaunch"):
+                found.append(name)
+    return found[::-1]
 
 
 def _signals() -> tuple[object, ...]:

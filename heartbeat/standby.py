@@ -6,7 +6,8 @@ Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH
   "exclude": [names], "cuda": false}``, once. ``environment`` is what the script changes before its imports;
   ``share`` of a core that importing may use; ``cpus`` to stay on meanwhile.
 * standby: ``{"ready": number of modules, "failed": {name: why}}``. With ``"unfit": why`` it ends by itself: one of the
-  modules, named in ``failed``, did something at import that a rank must not inherit, and has to be excluded.
+  modules did something at import that a rank must not inherit. The modules in ``"exclude"``, named in ``failed`` as
+  well, the outermost importer last, have to be excluded from then on.
 * agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, at any time. Importing goes on unpaced to the end
   of the module at hand, the rest is skipped.
 
@@ -22,9 +23,8 @@ import resource
 import sys
 from _socket import socket
 from select import POLLIN, poll
-from time import process_time
 
-from ftlaunch.heartbeat import hooks, idle, run_main, worker
+from ftlaunch.heartbeat import farewell, hooks, idle, pacing, run_main, worker
 from ftlaunch.heartbeat.client import CLIENT, high_descriptor
 from ftlaunch.heartbeat.deathpipe import call_libc
 from ftlaunch.heartbeat.harmless import Harmless
@@ -32,9 +32,6 @@ from ftlaunch.heartbeat.warm import Environ, WarmStart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any, NoReturn
 
 FIXED_AT_START = (
@@ -42,8 +39,6 @@ FIXED_AT_START = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
 )
 """Variables read by the interpreter or by libraries in C, with no way to have them read again."""
-_SLICE_S = 0.01
-_MAX_PAUSE_S = 1.0
 _CHUNK = 1 << 16
 
 
@@ -95,59 +90,6 @@ class Channel:
         self._socket.close()
 
 
-class Pacer:
-    """Finds no module, but is asked at every import: pauses there so that the ranks at work are not disturbed."""
-
-    def __init__(self, channel: Channel, denied: idle.Denied) -> None:
-        self.order: dict[str, Any] | None = None
-        self.asked: set[str] = set()
-        """Top-level names that modules tried to import, whether there were such modules or not."""
-        self.refused = ""
-        self._channel = channel
-        self._denied = denied
-        self._share = 1.0
-        self._cpus = os.sched_getaffinity(0)
-        self._mark = process_time()
-
-    def slow_down(self, pace: dict[str, Any]) -> None:
-        """From now on use this share of a core, on these CPUs."""
-        share = pace.get("share", 1.0)
-        self._share = min(1.0, max(0.01, share)) if isinstance(share, (int, float)) else 1.0
-        if pace.get("cpus"):
-            self._bind(pace["cpus"])
-
-    def stop(self, order: dict[str, Any] | None) -> None:
-        """The order is here, or there is nothing left to import: full speed, all CPUs."""
-        self.order = order
-        self._share = 1.0
-        self._bind(self._cpus)
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Always None, perhaps after a pause. Refuses what must not be imported by a standby."""
-        if path is None:
-            self.asked.add(name)
-        if self._denied.covers(name):
-            self.refused = name
-            raise ImportError(f"{name} must not be imported ahead", name=name)
-        used = process_time() - self._mark
-        if self._share < 1.0 and used >= _SLICE_S:
-            message = self._channel.receive(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
-            if message is not None and "go" in message:
-                self.stop(message["go"])
-            self._mark = process_time()
-        return None
-
-    @staticmethod
-    def _bind(cpus: Any) -> None:
-        try:
-            os.sched_setaffinity(0, cpus)
-        except (OSError, ValueError, TypeError):
-            # Another cpuset by now: not worth a word, the CPUs of the cpuset are what we get.
-            return
-
-
 class Surroundings:
     """What a process can change about itself and an order must find as it was."""
 
@@ -195,16 +137,17 @@ def _limit_numbers() -> list[int]:
 class Preloader:
     """Imports the modules of one list."""
 
-    def __init__(self, request: dict[str, Any], pacer: Pacer, denied: idle.Denied) -> None:
+    def __init__(self, request: dict[str, Any], pacer: pacing.Pacer, denied: idle.Denied) -> None:
         self.loaded = 0
         self.failed: dict[str, str] = {}
         self.unfit = ""
+        self.culprits: list[str] = []
         self._names = [name for name in request.get("preload", ()) if isinstance(name, str)]
         self._denied = denied
         self._watch = idle.Watch(allow_devices=bool(request.get("cuda")))
         self._pacer = pacer
 
-    def run(self, environ: Environ) -> None:
+    def run(self) -> None:
         """Import one after the other until all are there, an order comes or one of them is unfit."""
         for name in self._names:
             if self._pacer.order is not None:
@@ -214,17 +157,13 @@ class Preloader:
             elif self._denied.covers(name):
                 self.failed[name] = "not imported ahead: on the list of modules that act at import"
             else:
+                package = _outermost_missing(name)
                 self._load(name)
-                self.unfit = self._why_unfit(environ)
+                self.unfit = self._pacer.offence or self._watch.difference()
                 if self.unfit:
-                    self.failed[name] = self.unfit
+                    self.culprits = self._pacer.offenders or [package]
+                    self.failed.update(dict.fromkeys(self.culprits, self.unfit))
                     return
-
-    def _why_unfit(self, environ: Environ) -> str:
-        if self._pacer.refused:
-            # The importer may have caught the error, and go on without for ever: not so in a cold start.
-            return f"imports {self._pacer.refused}, which acts at import"
-        return self._watch.difference(environ.seen)
 
     def _load(self, name: str) -> None:
         try:
@@ -234,6 +173,13 @@ class Preloader:
             raise
         except BaseException as error:  # noqa: BLE001 - modules exit, too
             self.failed[name] = f"{type(error).__name__}: {error}"[:300]
+
+
+def _outermost_missing(name: str) -> str:
+    """The outermost parent of a module that is not loaded yet: what an import of it begins with."""
+    parts = name.split(".")
+    parents = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return next((parent for parent in parents if parent not in sys.modules), name)
 
 
 def wait_for_order() -> worker.Order:
@@ -246,6 +192,8 @@ def wait_for_order() -> worker.Order:
         sys.exit(2)
     worker.tie(ties)
     CLIENT.silence()
+    # Before the modules register their own exit handlers, as in a cold start.
+    farewell.arrange()
     hooks.install()
     warm = WarmStart()
     channel = Channel(high_descriptor(int(fd)))
@@ -281,24 +229,26 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed
     if "go" in request:
         return request["go"], Assumed({}, set())
     denied = idle.Denied(request.get("exclude", ()))
-    pacer = Pacer(channel, denied)
+    pacer = pacing.Pacer(channel, denied)
     learned = request.get("environment", {})
     _apply(learned)
     environ: Any = os.environ
     plain = type(environ)
     environ.__class__ = Environ
-    environ.begin()
+    environ.begin(idle.EACH_GENERATION_ANEW, lambda name: pacer.blame(f"reads {name} at import"))
+    pacer.on_import = environ.forget_walk
     pacer.slow_down(request.get("pace", {}))
     sys.meta_path.insert(0, pacer)
     preloader = Preloader(request, pacer, denied)
-    preloader.run(environ)
+    preloader.run()
     sys.meta_path.remove(pacer)
+    pacer.on_import = pacing.nothing
     seen, warm.environment_writes = environ.end()
     environ.__class__ = plain
     pacer.stop(pacer.order)
     report: dict[str, Any] = {"ready": preloader.loaded, "failed": preloader.failed}
     if preloader.unfit:
-        channel.send({**report, "unfit": preloader.unfit})
+        channel.send({**report, "unfit": preloader.unfit, "exclude": preloader.culprits})
         os._exit(0)
     if pacer.order is None:
         channel.send(report)

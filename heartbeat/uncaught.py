@@ -43,8 +43,13 @@ def report(error: BaseException) -> None:
     hook = getattr(sys, "excepthook", None)
     try:
         _show(error)
-    finally:
-        _last_words(error, -_SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+    except SystemExit as stop:
+        # The hook has the last say about the code.
+        code = _exit_code(stop)
+        if code:
+            _last_words(error, code)
+        raise
+    _last_words(error, -_SIGINT if isinstance(error, KeyboardInterrupt) else 1)
     sys.excepthook = _Printed(hook)
 
 

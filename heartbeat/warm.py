@@ -19,7 +19,7 @@ from ftlaunch.heartbeat.installed import is_standard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -98,19 +98,33 @@ class Environ(os._Environ):  # type: ignore[type-arg]
     """``os.environ`` while modules are preloaded: notes what they read and what they wrote.
 
     What a module read at import must have the same value for the rank, else the module is not what a cold start would
-    have made. What a module wrote belongs to its import, and is written again when the script imports it.
+    have made. What a module wrote belongs to its import, and is written again when the script imports it. A walk
+    through all variables (``dict(os.environ)``, a search for a prefix) says nothing about any one of them.
     """
 
-    def begin(self) -> None:
-        """Start with empty notes."""
+    def begin(self, watched: Sequence[str], on_watched: Callable[[str], None]) -> None:
+        """Start with empty notes; ``on_watched`` is called when one of ``watched`` is read."""
         self.seen: dict[str, str | None] = {}
         self.written: dict[str, tuple[str | None, bool]] = {}
+        self._watched = watched
+        self._on_watched = on_watched
+        self._walked: set[str] = set()
 
     def end(self) -> tuple[dict[str, str | None], dict[str, tuple[str | None, bool]]]:
         """What was seen and what was written; nothing of ours stays in the object."""
         notes = self.seen, self.written
-        del self.seen, self.written
+        for name in ("seen", "written", "_watched", "_on_watched", "_walked"):
+            delattr(self, name)
         return notes
+
+    def __iter__(self) -> Iterator[str]:
+        keys = list(super().__iter__())
+        self._walked = set(keys)
+        return iter(keys)
+
+    def forget_walk(self) -> None:
+        """The next import begins: what is read from here on is read for itself."""
+        self._walked.clear()
 
     def __getitem__(self, key: str) -> str:
         value: str | None = None
@@ -118,8 +132,12 @@ class Environ(os._Environ):  # type: ignore[type-arg]
             value = super().__getitem__(key)
             return value
         finally:
-            if key not in self.written:
+            if key in self._walked:
+                self._walked.discard(key)
+            elif key not in self.written:
                 self.seen.setdefault(key, value)
+                if key in self._watched:
+                    self._on_watched(key)
 
     def __contains__(self, key: object) -> bool:
         # The base class would try __getitem__, and tell less.
@@ -139,10 +157,6 @@ class Environ(os._Environ):  # type: ignore[type-arg]
             super().__setitem__(key, value)
         self.written.setdefault(key, (value, False))
         return str(super().__getitem__(key))
-
-    def copy(self) -> dict[str, str]:
-        """As ``dict.copy``; not a look at any one variable."""
-        return {key: super(Environ, self).__getitem__(key) for key in self}
 
 
 def replay(written: dict[str, tuple[str | None, bool]]) -> None:

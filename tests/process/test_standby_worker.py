@@ -30,7 +30,13 @@ def packages(tmp_path: Path) -> Path:
         "writer": "import os\nos.environ['WRITTEN'] = 'w'\nos.environ.setdefault('DEFAULTED', 'd')\n",
         "reader": "import os\nseen = os.environ.get('RANK')\n",
         "port_reader": "import os\nseen = os.getenv('MASTER_PORT')\n",
-        "copier": "import os\nseen = os.environ.copy()\n",
+        "copier": "import os\nseen = os.environ.copy(), dict(os.environ), {**os.environ}\n"
+        "found = [key for key, value in os.environ.items() if not value], [key for key in os.environ if 'x' in key]\n",
+        "mpi4py": "",
+        "wants_what_is_not_there": "try:\n    import horovod\nexcept ImportError:\n    pass\n",
+        "reads_after_walk": "import os\nseen = dict(os.environ)\nimport good\nport = os.environ['MASTER_PORT']\n",
+        "wants_port_reader": "try:\n    import port_reader\nexcept ImportError:\n    pass\n",
+        "registers": "import atexit\natexit.register(print, 'handler of a module')\n",
         "fails": "1/0",
         "exits": "import sys; sys.exit(3)",
         "threads": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
@@ -48,6 +54,9 @@ def packages(tmp_path: Path) -> Path:
     }
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
+    (folder / "acting").mkdir()
+    (folder / "acting" / "__init__.py").write_text(sources["threads"])
+    (folder / "acting" / "inner.py").touch()
     return folder
 
 
@@ -117,28 +126,31 @@ def test_environment_of_the_rank_is_exact_and_what_modules_wrote_comes_with_thei
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "why", "exclude"),
     [
-        ("threads", "starts a thread at import"),
-        ("spawns", "leaves a child process at import"),
-        ("signals", "changes signal handling at import"),
-        ("port_reader", "reads MASTER_PORT at import"),
-        ("wants_mpi", "imports mpi4py, which acts at import"),
+        ("threads", "starts a thread at import", ["threads"]),
+        ("acting.inner", "starts a thread at import", ["acting"]),
+        ("spawns", "leaves a child process at import", ["spawns"]),
+        ("signals", "changes signal handling at import", ["signals"]),
+        ("port_reader", "reads MASTER_PORT at import", ["port_reader"]),
+        ("wants_port_reader", "reads MASTER_PORT at import", ["port_reader", "wants_port_reader"]),
+        ("reads_after_walk", "reads MASTER_PORT at import", ["reads_after_walk"]),
+        ("wants_mpi", "imports mpi4py, which acts at import", ["wants_mpi"]),
     ],
 )
 def test_module_that_acts_at_import_makes_the_standby_give_up(
-    agent: ranks.Agent, packages: Path, name: str, why: str
+    agent: ranks.Agent, packages: Path, name: str, why: str, exclude: list[str]
 ) -> None:
     with ranks.standby(agent, PYTHONPATH=str(packages), MASTER_PORT="1234") as standby:
         report = standby.preload("json", name, "good")
         assert report["unfit"] == why
-        assert report["failed"] == {name: why}
+        assert (report["failed"], report["exclude"]) == (dict.fromkeys(exclude, why), exclude)
         assert standby.answer() is None
         assert standby.process.wait(10) == 0
     for pid in procfs.carrying("FTLAUNCH_MARK=mark"):
         os.kill(pid, 9)
     with ranks.standby(agent, PYTHONPATH=str(packages)) as standby:
-        report = standby.preload("json", name, "good", exclude=[name])
+        report = standby.preload("json", name, "good", exclude=exclude)
         assert report == {
             "ready": 2,
             "failed": {name: "not imported ahead: on the list of modules that act at import"},
@@ -194,10 +206,19 @@ def test_same_values_read_at_import_and_copies_do_not_matter(
     agent: ranks.Agent, packages: Path, tmp_path: Path
 ) -> None:
     with ranks.standby(agent, PYTHONPATH=str(packages), RANK="0", MASTER_PORT="1") as standby:
-        assert standby.preload("reader", "copier")["failed"] == {}
+        assert standby.preload("reader", "copier", "wants_what_is_not_there")["failed"] == {}
         script = "import sys\nbefore = len(sys.modules)\nimport reader\nprint(reader.seen, 'copier' in sys.modules)\n"
         done = release(agent, standby, tmp_path, script, PYTHONPATH=str(packages), MASTER_PORT="2")
     assert done.out == "0 True\n"
+
+
+def test_exit_handlers_of_preloaded_modules_run_also_when_the_rank_fails(
+    agent: ranks.Agent, packages: Path, tmp_path: Path
+) -> None:
+    with ranks.standby(agent, PYTHONPATH=str(packages)) as standby:
+        assert standby.preload("registers")["failed"] == {}
+        done = release(agent, standby, tmp_path, "import registers\n1/0\n", PYTHONPATH=str(packages))
+    assert (done.code, done.out) == (1, "handler of a module\n")
 
 
 def test_what_modules_print_at_import_is_not_the_ranks_output(

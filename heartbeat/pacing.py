@@ -1,0 +1,86 @@
+"""Importing ahead at a pace that leaves the machine to the ranks at work."""
+
+from __future__ import annotations
+
+import os
+from time import process_time
+
+from ftlaunch.heartbeat import hooks, idle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from ftlaunch.heartbeat.standby import Channel
+
+_SLICE_S = 0.01
+_MAX_PAUSE_S = 1.0
+
+
+def nothing() -> None:
+    """Do so."""
+
+
+class Pacer:
+    """Finds no module, but is asked at every import: pauses there so that the ranks at work are not disturbed."""
+
+    def __init__(self, channel: Channel, denied: idle.Denied) -> None:
+        self.order: dict[str, Any] | None = None
+        self.asked: set[str] = set()
+        """Top-level names that modules tried to import, whether there were such modules or not."""
+        self.on_import: Callable[[], None] = nothing
+        self.offence = ""
+        self.offenders: list[str] = []
+        self._channel = channel
+        self._denied = denied
+        self._share = 1.0
+        self._cpus = os.sched_getaffinity(0)
+        self._mark = process_time()
+
+    def slow_down(self, pace: dict[str, Any]) -> None:
+        """From now on use this share of a core, on these CPUs."""
+        share = pace.get("share", 1.0)
+        self._share = min(1.0, max(0.01, share)) if isinstance(share, (int, float)) else 1.0
+        if pace.get("cpus"):
+            self._bind(pace["cpus"])
+
+    def stop(self, order: dict[str, Any] | None) -> None:
+        """The order is here, or there is nothing left to import: full speed, all CPUs."""
+        self.order = order
+        self._share = 1.0
+        self._bind(self._cpus)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Always None, perhaps after a pause. Refuses what must not be imported by a standby."""
+        if path is None:
+            self.asked.add(name)
+        self.on_import()
+        if self._denied.covers(name) and hooks.find_behind(self, name, path, target) is not None:
+            # The importer may catch the error, and go on without for ever: not so in a cold start.
+            self.blame(f"imports {name}, which acts at import")
+            raise ImportError(f"{name} must not be imported ahead", name=name)
+        used = process_time() - self._mark
+        if self._share < 1.0 and used >= _SLICE_S:
+            message = self._channel.receive(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
+            if message is not None and "go" in message:
+                self.stop(message["go"])
+            self._mark = process_time()
+        return None
+
+    def blame(self, offence: str) -> None:
+        """The modules being imported do what none may do in a standby."""
+        if not self.offence:
+            self.offence, self.offenders = offence, idle.importing()
+
+    @staticmethod
+    def _bind(cpus: Any) -> None:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except (OSError, ValueError, TypeError):
+            # Another cpuset by now: not worth a word, the CPUs of the cpuset are what we get.
+            return
