@@ -34,7 +34,7 @@ _NVRX_TIMEOUTS = ("--ft-initial-rank-heartbeat-timeout", "600", "--ft-rank-heart
 class Settings:
     """How long the samples are. ``fault_step``: steps of 20 ms before the one fault of b to e."""
 
-    fault_step: int = 1010
+    fault_step: int = 1510
     window_s: float = 10.0
     settle_s: float = 5.0
     backoff_scale: float = 0.1
@@ -78,10 +78,11 @@ def one_fault(kind: str, **extra: str) -> Callable[[Contender, Settings], Figure
         with start(contender.command(DRILL, 2), {**contender.environment, **drill}) as job:
             wall = job.finish(_TIMEOUT_S)
             story = recovery.events(job.out)
+            warm = _warm_starts(job)
         found = recovery.recoveries(story)
         if len(found) != 1 or recovery.done(story) != {0, 1}:
             raise Failed(f"{len(found)} faults, ranks {recovery.done(story)} done")
-        return {"resume_s": found[0].resume_s, "respawn_s": found[0].respawn_s, "wall_s": wall}
+        return {"resume_s": found[0].resume_s, "respawn_s": found[0].respawn_s, "wall_s": wall, **warm}
 
     return sample
 
@@ -196,6 +197,14 @@ ITEMS = (
 def sampler(item: Item, contender: Contender) -> Callable[[Contender, Settings], Figures]:
     """Return what takes a sample of ``item`` under ``contender``."""
     return container_goodput if item.letter == "h" and contender is CONTAINER else item.sample
+
+
+def _warm_starts(job: Running) -> Figures:
+    """How many ranks of the last generation came from standbys, for a launcher that has them and says so."""
+    for path in (job.folder / "home").rglob("events.jsonl"):
+        started = [json.loads(line) for line in path.read_text().splitlines() if '"workers_started"' in line]
+        return {"warm": started[-1]["warm"]} if started else {}
+    return {}
 
 
 def _settled_use(job: Running, settings: Settings) -> measure.Use:
