@@ -45,12 +45,19 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], machine: Machine | No
         _finish(help_page())
     if "version" in asked:
         _finish(f"ftlaunch {__version__}\n")
-    values, texts = _parse_options(scanned.given)
-    settings = setting_table.gather(values, texts, environ)
-    config = resolve(settings, scanned.script, scanned.script_args, environ, machine or this_machine())
+    settings, config = work_out(scanned, environ, machine)
     if settings["print-config"]:
         _finish(print_config.render(settings, config))
     return Parsed(config, tuple(settings.notes), tuple(settings.infos))
+
+
+def work_out(
+    scanned: argv_scanner.Scanned, environ: Mapping[str, str], machine: Machine | None = None
+) -> tuple[setting_table.Settings, Config]:
+    """Every setting with its origin, and what follows from all of them. Raises :class:`UsageError`."""
+    values, texts = _parse_options(scanned.given)
+    settings = setting_table.gather(values, texts, environ)
+    return settings, resolve(settings, scanned.script, scanned.script_args, environ, machine or this_machine())
 
 
 def help_page() -> str:
