@@ -13,7 +13,8 @@ from support import ranks
 TRANSFORMERS = """
 import types
 from ftlaunch.heartbeat.integrations.transformers import HeartbeatCallback
-callback, args, state = HeartbeatCallback(), types.SimpleNamespace(output_dir="out"), types.SimpleNamespace(global_step=1)
+callback, args = HeartbeatCallback(), types.SimpleNamespace(output_dir="out")
+state = types.SimpleNamespace(global_step=1)
 for event in ("step_end", "prediction_step", "prediction_step", "evaluate", "save", "prediction_step", "step_end"):
     getattr(callback, f"on_{event}")(args, state, None, logs=None)
 callback.on_prediction_step(args, state, None)
