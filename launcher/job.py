@@ -36,6 +36,7 @@ from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_la
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
+from ftlaunch.launcher.views import Views
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
@@ -136,6 +137,7 @@ class Job:
         self.pump = OutputPump(console, config.logs, place.layout)
         self.lifeline = Lifeline()
         self.dumps = DumpFiles(config.workers.nproc)
+        self.views = Views(config, place.events, say, place.run.run_id if place.run is not None else "")
 
     async def run(self) -> tuple[int, str]:
         """Returns the exit code and the failure report, empty after a success."""
@@ -144,6 +146,7 @@ class Job:
         try:
             return await self._run_with(hearing, guard)
         finally:
+            self.views.close()
             self.pump.close()
             hearing.close()
             self.place.events.close()
@@ -157,6 +160,7 @@ class Job:
         office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run)
         control = await commands.serve(office, hearing.endpoint.directory)
         self._settle_in(crew, guard, control.path)
+        await self.views.open(hearing.watch, crew.pool.ready if crew.pool is not None else None)
         signals.attach(asyncio.get_running_loop(), self._signals(), lambda s: agent.post(ev.SignalReceived(s)))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, partial(_on_child, crew, guard, hearing))
         hearing.start(agent.post, crew)
@@ -261,6 +265,7 @@ class Job:
         from ftlaunch.launcher import ending
 
         self.pump.close()
+        self.views.conclude()
         run = self.place.run
         if run is not None:
             run.describe({"finished": True, "exit_code": end.exit_code, "reason": end.reason}, self.say.warning)

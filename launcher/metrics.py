@@ -35,7 +35,7 @@ class Sources:
 
     history: Callable[[], History]
     pulses: Callable[[], Sequence[Pulse]] = tuple
-    standbys: Callable[[], int | None] = lambda: None
+    standbys: Callable[[], int] | None = None
 
 
 class JobCollector(Collector):
@@ -57,9 +57,8 @@ class JobCollector(Collector):
         yield from _histograms(told)
         yield from _goodput(told)
         yield from _progress(history, told, self._sources.pulses())
-        standbys = self._sources.standbys()
-        if standbys is not None:
-            yield _gauge("standbys_ready", "Warm standby processes of this node.", standbys)
+        if self._sources.standbys is not None:
+            yield _gauge("standbys_ready", "Warm standby processes of this node.", self._sources.standbys())
 
 
 def metrics_page(sources: Sources) -> Page:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 from ftlaunch.launcher.errors import FtlaunchError
 
+_log = logging.getLogger(__name__)
 _MAX_HEAD_BYTES = 8192
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 32
@@ -123,7 +125,12 @@ class TinyServer:
         page = self._pages.get(target)
         if page is None:
             return method == b"HEAD", Answer(f"only {' '.join(sorted(self._pages))}\n".encode(), status=404)
-        return method == b"HEAD", page(_fields(rest))
+        try:
+            return method == b"HEAD", page(_fields(rest))
+        except Exception:  # noqa: BLE001
+            # The top of a request: a page that fails must not trouble the job.
+            _log.exception("no answer to %s", target)
+            return method == b"HEAD", Answer(b"internal error\n", status=500)
 
 
 def _fields(head: bytes) -> dict[str, str]:

@@ -5,7 +5,7 @@ Costs nothing before the first ranks are started, unless a port was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.say import Say
 
 if TYPE_CHECKING:
+    from ftlaunch.heartbeat.watch import Watch
     from ftlaunch.launcher.health_port import Readiness
     from ftlaunch.launcher.history.ledger import Ledger
     from ftlaunch.launcher.history.model import History, Pulse
@@ -28,9 +29,8 @@ class Views:
     """Listens to the event log from :meth:`open` on."""
 
     def __init__(self, config: Config, events: EventLog, say: Say, run_id: str = "") -> None:
-        self.pulses: Callable[[], Sequence[Pulse]] = tuple
-        """What is heard of this node's ranks now; events tell it every few seconds only."""
-        self.standbys: Callable[[], int | None] = lambda: None
+        self._watch: Watch | None = None
+        self._standbys: Callable[[], int] | None = None
         self._config = config
         self._events = events
         self._say = say
@@ -38,8 +38,13 @@ class Views:
         self._ledger: Ledger | None = None
         self._servers: list[TinyServer] = []
 
-    async def open(self) -> None:
-        """Serve the ports that were asked for; one that cannot be had costs a line, not the job."""
+    async def open(self, watch: Watch | None = None, standbys: Callable[[], int] | None = None) -> None:
+        """Serve the ports that were asked for; one that cannot be had costs a line, not the job.
+
+        ``watch``: what is heard of this node's ranks at the moment, which events tell every few seconds only.
+        ``standbys``: how many of them are ready.
+        """
+        self._watch, self._standbys = watch, standbys
         self._events.observers.append(self._observe)
         wanted = self._config.metrics
         if wanted.port is not None:
@@ -109,18 +114,35 @@ class Views:
     def _metrics_page(self) -> Mapping[str, Any]:
         from ftlaunch.launcher.metrics import Sources, metrics_page
 
-        return {"/metrics": metrics_page(Sources(self.history, lambda: self.pulses(), lambda: self.standbys()))}
+        return {"/metrics": metrics_page(Sources(self.history, self._pulses, self._standbys))}
 
     def _health_pages(self) -> Mapping[str, Any]:
         from ftlaunch.launcher.health_port import health_pages
 
         return health_pages(self._readiness)
 
+    def _pulses(self) -> list[Pulse]:
+        from ftlaunch.launcher.hearsay import heard_from
+        from ftlaunch.launcher.history.model import Pulse
+
+        if self._watch is None:
+            return []
+        first = self._watch.tracks.first_rank
+        return [
+            Pulse(
+                rank=first + rank.local_rank,
+                beat_age_s=rank.beat_age_s if rank.beaten else None,
+                step=rank.step,
+                step_s=1 / rank.step_rate if rank.step_rate else None,
+            )
+            for rank in heard_from(self._watch, clock.monotonic()).ranks.values()
+        ]
+
     def _readiness(self) -> Readiness:
         from ftlaunch.launcher.health_port import readiness
 
         heartbeat = self._config.heartbeat
-        ages = [pulse.beat_age_s for pulse in self.pulses() if pulse.beat_age_s is not None]
+        ages = [pulse.beat_age_s for pulse in self._pulses() if pulse.beat_age_s is not None]
         return readiness(
             self.history(), clock.monotonic(), min(ages, default=None), heartbeat.hang_timeout_s, heartbeat.enabled
         )

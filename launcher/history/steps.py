@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -57,7 +57,7 @@ def seconds_per_step(generation: Generation, steps: Steps | None) -> float | Non
     return (last - first) / (steps.count - 1)
 
 
-def typical_step_s(generations: Sequence[Generation], steps: dict[int, Steps]) -> float | None:
+def typical_step_s(generations: Sequence[Generation], steps: Mapping[int, Steps]) -> float | None:
     """The median over the generations."""
     times = [seconds_per_step(item, steps.get(item.number)) for item in generations]
     return median([time for time in times if time is not None] or [0.0]) or None
@@ -65,36 +65,49 @@ def typical_step_s(generations: Sequence[Generation], steps: dict[int, Steps]) -
 
 def _told(generations: Sequence[Generation]) -> dict[int, Steps]:
     found: dict[int, Steps] = {}
+    before: list[Generation] = []
     saved: int | None = None
     for generation in generations:
         told = [reading for reading in generation.readings if reading.step is not None]
-        if told and told[-1].step is not None:
+        if told:
             last = max(reading.step for reading in told if reading.step is not None)
-            first = _first_step(generation, told, saved, found)
+            first = _first_told(told)
+            if first is None:
+                first = _first_guessed(generation, last, saved, typical_step_s(before, found))
             found[generation.number] = Steps(min(first, last), last)
         known = (generation.saved_step, *(reading.checkpoint_step for reading in generation.readings))
         saved = max((step for step in known if step is not None), default=saved)
+        before.append(generation)
     return found
 
 
-def _first_step(generation: Generation, told: Sequence[Reading], saved: int | None, before: dict[int, Steps]) -> int:
-    """What is told, what two readings say together, what it was to resume from, the job's pace: in this order."""
+def _first_told(told: Sequence[Reading]) -> int | None:
+    """The first step as one reading says it, or the pace between two of them."""
     reading, second = told[0], told[1] if len(told) > 1 else None
-    step = reading.step or 0
+    step, since, until = reading.step or 0, reading.beating_since, reading.last_beat
     if reading.first_step is not None:
         return reading.first_step
-    since, until = reading.beating_since, reading.last_beat
-    if since is not None and until is not None and until <= since:
+    if since is None or until is None:
+        return None
+    if until <= since:
         return step
-    if second is not None and since is not None and until is not None and second.last_beat is not None:
-        rate = ((second.step or 0) - step) / max(second.last_beat - until, 1e-9)
-        return max(0, step - round(rate * (until - since)))
+    if second is None or second.last_beat is None or second.last_beat <= until or second.step is None:
+        return None
+    rate = (second.step - step) / (second.last_beat - until)
+    return max(0, step - round(rate * (until - since)))
+
+
+def _first_guessed(generation: Generation, last: int, saved: int | None, step_s: float | None) -> int:
+    """What it was to resume from, the last checkpoint, the pace of the generations before: in this order."""
     if generation.resume_step is not None:
         return generation.resume_step + 1
     if saved is not None:
         return saved + 1
-    # A first generation that tells no more begins at the beginning; a later one is taken to have gone on.
-    return min(1, step) if not before else step
+    since, until = generation.first_beat, generation.last_beat
+    if step_s is not None and since is not None and until is not None:
+        return max(0, last - round(max(0.0, until - since) / step_s))
+    # A first generation that tells no more is taken to have begun at the beginning.
+    return min(1, last)
 
 
 def _counted(generations: Sequence[Generation]) -> dict[int, Steps]:
