@@ -30,6 +30,9 @@ PHASES = (
 )
 """The moments of a recovery, as in design and docs."""
 
+ENDING = frozenset({"failure_detected", "workers_stopped", "gpu_reclaimed"})
+"""Those of the old generation; the others are of the next one."""
+
 
 @dataclass(frozen=True)
 class Stopped:
@@ -55,7 +58,7 @@ class Narrator:
         self._say = say
         self._stopped = stopped
         self._moments: dict[str, float] = {}
-        self._recovering = False
+        self._failed_generation: int | None = None
 
     def record(self, action: do.Record, state: State) -> None:
         """Write one event, and one line for the user where it says so."""
@@ -67,13 +70,18 @@ class Narrator:
         if action.say:
             self._say.notice(action.reason)
         if action.name == "failure_detected":
-            self._recovering = True
-        if not self._recovering:
+            self._failed_generation = action.generation
+        if self._failed_generation is None or not self._belongs(action):
             return
-        if action.name in PHASES:
-            self._note_moment(action)
+        self._note_moment(action)
         if action.name == "workers_stopped":
             self._complete(_rank_ends(state, self._stopped()))
+
+    def _belongs(self, action: do.Record) -> bool:
+        """Whether this is a moment of the recovery under way: of the failed generation until it is gone, then later."""
+        generation = -1 if action.generation is None else action.generation
+        failed = -1 if self._failed_generation is None else self._failed_generation
+        return action.name in PHASES and (generation == failed if action.name in ENDING else generation > failed)
 
     def conclude(self, action: do.Conclude, state: State) -> None:
         """The generation's fate is decided: begin its incident and tell the user."""
@@ -134,7 +142,7 @@ class Narrator:
             self.incident = replace(self.incident, timeline=self._timeline())
             self._write()
         if action.name == "training_resumed":
-            self._recovering = False
+            self._failed_generation = None
 
     def _complete(self, ends: tuple[RankEnd, ...]) -> None:
         incident = self.incident

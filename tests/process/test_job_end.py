@@ -14,8 +14,15 @@ from support.waiting import wait_until
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> "Script":
+def script(tmp_path: Path) -> Script:
     return Script(tmp_path)
+
+
+HEAD = """
+import os, signal, sys, time
+RANK = int(os.environ["RANK"])
+GEN = int(os.environ["FTLAUNCH_GENERATION"])
+"""
 
 
 class Script:
@@ -26,8 +33,7 @@ class Script:
 
     def __call__(self, body: str, name: str = "train.py") -> Path:
         path = self.folder / name
-        head = "import os, signal, sys, time\nRANK = int(os.environ['RANK'])\nGEN = int(os.environ['FTLAUNCH_GENERATION'])\n"
-        path.write_text(head + body)
+        path.write_text(HEAD + body)
         return path
 
 
@@ -50,10 +56,13 @@ TWO = ("--nproc-per-node", "2")
         ("os.kill(os.getpid(), 39)", 167),
     ],
 )
-def test_job_ends_with_the_first_failed_ranks_own_code(
-    ftlaunch: Launcher, script: Script, end: str, code: int
-) -> None:
-    body = f"import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nif RANK == 1: {end}\nelif {code}: signal.pause()"
+def test_job_ends_with_the_first_failed_ranks_own_code(ftlaunch: Launcher, script: Script, end: str, code: int) -> None:
+    body = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+if RANK == 1: {end}
+elif {code}: signal.pause()
+"""
     job = ftlaunch(*TWO, "--max-restarts", "0", script(body))
     assert job.wait() == code
     assert ("FAILED" in job.err) is (code != 0)
@@ -172,7 +181,9 @@ def test_hangup_stays_ignored_under_nohup(ftlaunch: Launcher, script: Script) ->
 
 def test_wrapper_that_does_not_exec_is_gone_after_the_grace(ftlaunch: Launcher, tmp_path: Path) -> None:
     wrapper = tmp_path / "wrap.sh"
-    wrapper.write_text("#!/bin/sh\n" + 'python3 -c "print(\'ready\', flush=True); import time; time.sleep(600)"\necho after\n')
+    wrapper.write_text(
+        "#!/bin/sh\n" + "python3 -c \"print('ready', flush=True); import time; time.sleep(600)\"\necho after\n"
+    )
     wrapper.chmod(0o755)
     for scope in ("leader", "group"):
         job = ftlaunch("--no-python", "--signal-scope", scope, "--shutdown-timeout", "1", wrapper)
@@ -225,12 +236,18 @@ def test_module_list_of_a_whole_run_has_nothing_heavy(script: Script, tmp_path: 
     import subprocess
     import sys
 
-    code = (
-        "import os, sys\nfrom ftlaunch.launcher import __main__ as m\n"
-        "def leave(code):\n    bad = {'torch', 'grpc', 'pyetcd', 'numpy', 'rich', 'pynvml', 'psutil'} & set(sys.modules)\n"
-        "    print('BAD', sorted(bad), code, file=sys.stderr); sys.stderr.flush(); real(code)\n"
-        "real = os._exit; os._exit = leave; sys.argv[0] = 'ftlaunch'; m.main()"
-    )
+    code = """
+import os, sys
+from ftlaunch.launcher import __main__ as m
+def leave(code):
+    bad = {"torch", "grpc", "pyetcd", "numpy", "rich", "pynvml", "psutil"} & set(sys.modules)
+    print("BAD", sorted(bad), code, file=sys.stderr)
+    sys.stderr.flush()
+    real(code)
+real = os._exit
+os._exit = leave
+m.main()
+"""
     path = script("if RANK == 1 and GEN == 0: os.kill(os.getpid(), 9)")
     argv = [sys.executable, "-c", code, "--max-restarts", "1", "--run-dir", str(tmp_path / "run"), *TWO, str(path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -52,14 +52,18 @@ def others():
 def test_A1_A2_nothing_of_a_killed_rank_is_left_when_the_next_generation_starts(
     ftlaunch: Launcher, tmp_path: Path, what: str
 ) -> None:
-    body = LOOK + f"""
+    body = (
+        LOOK
+        + f"""
 if GEN > 0: say("left over", others())
 if GEN == 0:
     {what}
-    say("there", len(others()) > 0)
+    while not others(): time.sleep(0.01)
+    say("there True")
     if RANK == 1: os.kill(os.getpid(), 9)
     signal.pause()
 """
+    )
     job = ftlaunch(*TWO, write(tmp_path, body))
     assert job.wait() == 0
     assert "there True" in job.out
@@ -96,7 +100,12 @@ def test_A7_survivors_are_stopped_at_once(ftlaunch: Launcher, tmp_path: Path) ->
 STUBBORN = {
     "stopped": "if RANK == 0 and GEN == 0: say('ready'); os.kill(os.getpid(), signal.SIGSTOP)",
     "ignores SIGTERM": "signal.signal(15, signal.SIG_IGN)\nif RANK == 0 and GEN == 0: say('ready'); signal.pause()",
-    "handles SIGTERM and goes on": "signal.signal(15, lambda *a: None)\nif RANK == 0 and GEN == 0:\n    say('ready')\n    while True: time.sleep(1)",
+    "handles SIGTERM and goes on": """
+signal.signal(15, lambda *a: None)
+if RANK == 0 and GEN == 0:
+    say("ready")
+    while True: time.sleep(1)
+""",
 }
 
 
@@ -110,7 +119,11 @@ def test_stubborn_survivor_costs_at_most_the_grace(ftlaunch: Launcher, tmp_path:
 
 
 def test_R4_every_generation_has_a_port_of_its_own(ftlaunch: Launcher, tmp_path: Path) -> None:
-    body = "say('port', os.environ['MASTER_PORT'], os.environ['TORCHELASTIC_RESTART_COUNT'])\nif GEN < 2 and RANK: os._exit(1)\nif GEN < 2: signal.pause()"
+    body = """
+say("port", os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_RESTART_COUNT"])
+if GEN < 2 and RANK: os._exit(1)
+if GEN < 2: signal.pause()
+"""
     job = ftlaunch(*TWO, write(tmp_path, body))
     assert job.wait() == 0
     seen = {tuple(line.split()[1:]) for line in job.out.splitlines() if "port" in line}
@@ -188,7 +201,12 @@ def test_training_repo_with_its_own_launcher_and_heartbeat(ftlaunch: Launcher, t
     (tmp_path / "launcher" / "__init__.py").write_text("NAME = 'mine'")
     (tmp_path / "heartbeat.py").write_text("NAME = 'mine too'")
     (tmp_path / "rendezvous.py").write_text("NAME = 'and mine'")
-    body = "import heartbeat, launcher, rendezvous\nsay(launcher.NAME, heartbeat.NAME, rendezvous.NAME)\nimport ftlaunch.heartbeat as hb\nhb.beat(1)"
+    body = """
+import heartbeat, launcher, rendezvous
+say(launcher.NAME, heartbeat.NAME, rendezvous.NAME)
+import ftlaunch.heartbeat as hb
+hb.beat(1)
+"""
     script = write(tmp_path, body)
     for env in ({}, {"PYTHONPATH": str(tmp_path)}):
         job = ftlaunch(script, env=env, cwd=tmp_path)
@@ -197,7 +215,14 @@ def test_training_repo_with_its_own_launcher_and_heartbeat(ftlaunch: Launcher, t
 
 
 def test_interrupted_while_being_stopped_the_job_still_ends_clean(ftlaunch: Launcher, tmp_path: Path) -> None:
-    body = "signal.signal(15, lambda *a: say('asked'))\nsay('ready')\nif RANK:\n    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n    os._exit(1)\nwhile True: time.sleep(1)"
+    body = """
+signal.signal(15, lambda *a: say("asked"))
+say("ready")
+if RANK:
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+    os._exit(1)
+while True: time.sleep(1)
+"""
     flag = tmp_path / "flag"
     job = ftlaunch(*TWO, "--kill-grace", "600", write(tmp_path, body), flag)
     wait_until(lambda: job.out.count("ready") == 2, 30)

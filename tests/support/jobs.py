@@ -140,8 +140,8 @@ class Launcher:
         # Short, because the path of a Unix socket is.
         home = Path(tempfile.mkdtemp(prefix="ft-", dir=None if len(tempfile.gettempdir()) < 40 else "/tmp"))
         marker = f"{_MARKER}={uuid.uuid4().hex}"
-        argv = [sys.executable, "-m", self._module, *map(str, args)]
-        environment = _environment(home, marker, env or {})
+        argv = [user.python if user else sys.executable, "-m", self._module, *map(str, args)]
+        environment = _environment(home, marker, {**(user.environment if user else {}), **(env or {})})
         work = cwd or _private(home, "work")
         if user is not None and user.uid != os.getuid():
             _give(home, user.uid)
