@@ -199,6 +199,22 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
+class NodeConfig:
+    """When this node is given up, and what is cleared away on it. Sizes are bytes."""
+
+    gpu_reclaim_timeout_s: float = 60.0
+    gpu_reclaim_tolerance: int = 256 << 20
+    health_check: str | None = None
+    health_check_timeout_s: float = 60.0
+    check_every_s: float = 30.0
+    """How often GPUs and memory are looked at while ranks run."""
+    min_free_disk: int = 64 << 20
+    clean_shm: bool = False
+    termination_log: str | None = None
+    """``None``: Kubernetes' own file where it exists."""
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything the agent needs to know, once."""
 
@@ -211,6 +227,7 @@ class Config:
     heartbeat: HeartbeatConfig = HeartbeatConfig()
     standby: StandbyConfig = StandbyConfig()
     logs: LogConfig = LogConfig()
+    node: NodeConfig = NodeConfig()
     metrics: MetricsConfig = MetricsConfig()
     torchrun_exit_codes: bool = False
     error_file: str | None = None

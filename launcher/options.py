@@ -24,6 +24,7 @@ STANDBY = "Warm standby"
 DEVICES = "GPUs and CPUs"
 OUTPUT = "Output and records"
 METRICS = "Metrics and health"
+NODE = "Health of the node"
 NO_EFFECT = "Accepted for torchrun's sake, without effect"
 GENERAL = "General"
 CHECKPOINTS = "Resuming from checkpoints"
@@ -36,6 +37,7 @@ GROUPS = (
     STALLS,
     STANDBY,
     DEVICES,
+    NODE,
     OUTPUT,
     METRICS,
     NO_EFFECT,
@@ -195,6 +197,21 @@ OPTIONS: tuple[Option, ...] = (
               metavar="node|socket|exclusive|core-complex"),
     _own("omp-threads", DEVICES, "OMP_NUM_THREADS where you have not set it; auto: CPUs / ranks. Unset: 1 when there "
          "are several ranks.", "workers.omp_threads", parse=values.threads, metavar="N|auto"),
+
+    _own("gpu-reclaim-timeout", NODE, "Give the node up when the GPU memory of dead ranks is not back after this time.",
+         "node.gpu_reclaim_timeout_s", parse=duration, default="60", metavar="DURATION"),
+    _own("gpu-reclaim-tolerance", NODE, "So much more may be in use than before the ranks started.",
+         "node.gpu_reclaim_tolerance", parse=values.size, default="256M", metavar="SIZE"),
+    _own("health-check", NODE, "Shell command that ends with 0 where ranks may run; its last line is the reason where "
+         "not. Run before each rendezvous, when no rank of ours runs.", "node.health_check", metavar="COMMAND"),
+    _own("health-check-timeout", NODE, "Longest time it may take.", "node.health_check_timeout_s",
+         parse=positive_duration, default="60", metavar="DURATION"),
+    _own("min-free-disk", NODE, "Give the node up when less is free at --checkpoint-dir or --run-dir.",
+         "node.min_free_disk", parse=values.size, default="64M", metavar="SIZE"),
+    _own("clean-shm", NODE, "Remove what dead ranks left in /dev/shm and nobody uses, before the next generation.",
+         "node.clean_shm", flag=True),
+    _own("termination-log", NODE, "File that gets the reason when the job fails; unset: Kubernetes' own, where there "
+         "is one.", "node.termination_log", metavar="PATH"),
 
     _own("run-dir", OUTPUT, "Folder for events, incidents and logs of this run.", "logs.run_dir", metavar="DIR"),
     _torchrun("log-dir", OUTPUT, "Root of the ranks' log files; unset: below the run folder.", "logs.log_dir",

@@ -14,6 +14,7 @@ from ftlaunch.launcher.config import (
     HeartbeatConfig,
     LogConfig,
     MetricsConfig,
+    NodeConfig,
     RestartConfig,
     StandbyConfig,
     StandbyMode,
@@ -52,6 +53,7 @@ def resolve(
         heartbeat=_heartbeat(settings),
         standby=_standby(settings),
         logs=_logs(settings, environ, workers.nproc),
+        node=_node(settings),
         metrics=_metrics(settings),
         torchrun_exit_codes=settings["torchrun-exit-codes"],
         error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
@@ -225,6 +227,23 @@ def _logs(settings: Settings, environ: Mapping[str, str], nproc: int) -> LogConf
         level=settings["log-level"],
         event_log_handler=settings["event-log-handler"],
         max_file_bytes=settings["log-file-limit"],
+    )
+
+
+def _node(settings: Settings) -> NodeConfig:
+    path: str = settings["termination-log"] or ""
+    if os.path.isdir(path):
+        raise UsageError(f"{settings.spelled('termination-log')} must be a file, not {show(path)}")
+    if settings.is_given("health-check-timeout") and not settings["health-check"]:
+        settings.notes.append("--health-check-timeout has no effect without --health-check")
+    return NodeConfig(
+        gpu_reclaim_timeout_s=settings["gpu-reclaim-timeout"],
+        gpu_reclaim_tolerance=settings["gpu-reclaim-tolerance"],
+        health_check=settings["health-check"],
+        health_check_timeout_s=settings["health-check-timeout"],
+        min_free_disk=settings["min-free-disk"],
+        clean_shm=settings["clean-shm"],
+        termination_log=path or None,
     )
 
 
