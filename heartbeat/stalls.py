@@ -307,8 +307,10 @@ def _warn(found: _Findings, track: Track, due: Due, percent: int) -> None:
         if other is track or (alike and found.now - alike[0].since >= _TOGETHER * silence_s):
             other.warned[due.section] = max(percent, other.warned.get(due.section, 0))
             ranks.append(other.local_rank)
-    where = f"in section {due.section}" if due.section else "in an unknown section"
-    reason = f"{found.name(ranks)}: no progress {where} for {for_people(silence_s)}, the limit is {for_people(limit_s)}"
+    where = (
+        f"no step in section {due.section}" if track.sections else "no progress" if due.section != STEP else "no step"
+    )
+    reason = f"{found.name(ranks)}: {where} for {for_people(silence_s)}; the limit is {for_people(limit_s)}"
     found.warnings.append(StallWarning(percent, tuple(ranks), due.section, silence_s, limit_s, reason))
 
 
