@@ -27,11 +27,8 @@ class Readiness:
     beat_age_s: float | None = None
 
 
-def readiness(history: History, now: float, beat_age_s: float | None, silence_s: float, needs_beat: bool) -> Readiness:
-    """Judge a running job. Without beats to be expected (``--heartbeat off``) started ranks are enough. Pure.
-
-    ``beat_age_s``: of the last beat of any rank, where more is known than the history says.
-    """
+def readiness(history: History, now: float, silence_s: float, needs_beat: bool) -> Readiness:
+    """Judge a running job. Without beats to be expected (``--heartbeat off``) started ranks are enough. Pure."""
     if history.finished or not history.generations:
         return Readiness(
             False, "the job has ended" if history.finished else "the first generation is not agreed on yet"
@@ -48,7 +45,7 @@ def readiness(history: History, now: float, beat_age_s: float | None, silence_s:
     if generation.first_beat is None:
         return Readiness(False, "no beat was heard yet", number)
     heard = generation.last_beat if generation.last_beat is not None else generation.first_beat
-    age_s = max(0.0, now - heard) if beat_age_s is None else beat_age_s
+    age_s = max(0.0, now - heard)
     if age_s > silence_s:
         return Readiness(False, f"no beat for {age_s:.0f} s", number, step, age_s)
     return Readiness(True, "steps are heard", number, step, age_s)

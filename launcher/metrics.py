@@ -76,7 +76,7 @@ def metrics_page(sources: Sources) -> Page:
 
 def _identity(history: History) -> Iterator[Metric]:
     yield InfoMetricFamily(
-        "ftlaunch", "The agent.", {"version": __version__, "job": history.job_id, "run": history.run_id}
+        "ftlaunch", "The agent.", {"version": __version__, "job_id": history.job_id, "run_id": history.run_id}
     )
     generation = history.generations[-1] if history.generations else Generation(0)
     yield _gauge("generation", "Number of the generation, from 0.", generation.number)

@@ -79,7 +79,10 @@ class Views:
 
     def history(self) -> History:
         """The run so far."""
-        history = self._begin().history(clock.monotonic())
+        from ftlaunch.launcher.history.ledger import up_to_now
+
+        now = clock.monotonic()
+        history = up_to_now(self._begin().history(now), self._pulses(), now)
         return replace(history, run_id=self._run_id, job_id=self._config.rendezvous.job_id)
 
     def _observe(self, event: Mapping[str, Any]) -> None:
@@ -133,6 +136,7 @@ class Views:
                 rank=first + rank.local_rank,
                 beat_age_s=rank.beat_age_s if rank.beaten else None,
                 step=rank.step,
+                ticks=rank.ticks,
                 step_s=1 / rank.step_rate if rank.step_rate else None,
             )
             for rank in heard_from(self._watch, clock.monotonic()).ranks.values()
@@ -142,7 +146,4 @@ class Views:
         from ftlaunch.launcher.health_port import readiness
 
         heartbeat = self._config.heartbeat
-        ages = [pulse.beat_age_s for pulse in self._pulses() if pulse.beat_age_s is not None]
-        return readiness(
-            self.history(), clock.monotonic(), min(ages, default=None), heartbeat.hang_timeout_s, heartbeat.enabled
-        )
+        return readiness(self.history(), clock.monotonic(), heartbeat.hang_timeout_s, heartbeat.enabled)

@@ -5,7 +5,8 @@ in which steps run, repeated ones included, over wall time. Both are estimates f
 
 * Steps run from one step before the first beat of a generation to its last beat. Saves and evaluations in between count
   as running; the step that a failure broke off does not.
-* Of a generation's running time, repeated steps have the share that they have of its steps.
+* Repeated steps take as long as a step typically does in the job, and never more than their share of the steps of
+  the generation.
 * Which steps were repeated is known as well as the step numbers are: where the script tells them they count; otherwise
   each generation is taken to go on from the last checkpoint that was heard of, and without one from the beginning.
 * A script that counts its steps anew (for each epoch, say) looks as if it repeated them.
@@ -219,7 +220,10 @@ def _life(
     begin = max(generation.started_at or 0.0, first - step_s)
     yield begin, Use.RESUMED, number, incident
     if steps is not None and steps.repeated:
-        yield begin + max(0.0, last - begin) * steps.repeated / steps.count, Use.REPEATED, number, incident
+        share_s = max(0.0, last - begin) * steps.repeated / steps.count
+        # A pause later in the generation is no reason to take the steps at its beginning for slow ones.
+        repeated_s = share_s if typical_s is None else min(share_s, steps.repeated * typical_s)
+        yield begin + repeated_s, Use.REPEATED, number, incident
     yield last, Use.STEPS, number, None
 
 

@@ -6,11 +6,11 @@ generation, however often its progress is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ftlaunch.launcher.history.model import Failed, Generation, History, RankExit, Reading
+from ftlaunch.launcher.history.model import Failed, Generation, History, Pulse, RankExit, Reading
 from ftlaunch.launcher.incident import FailureCause, Incident
 
 _MAX_READINGS = 512
@@ -210,6 +210,27 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event, float], None]] = {
     "gpu_reclaimed": Ledger.reclaimed,
     "job_finished": Ledger.finished,
 }
+
+
+def up_to_now(history: History, pulses: Sequence[Pulse], now: float) -> History:
+    """Add what is heard at the moment to a run that goes on, as one more reading of its last generation."""
+    ages = [pulse.beat_age_s for pulse in pulses if pulse.beat_age_s is not None]
+    if not ages or history.finished or not history.generations:
+        return history
+    current = history.generations[-1]
+    if current.failed is not None or current.first_beat is None:
+        return history
+    before = current.readings[-1] if current.readings else Reading(now)
+    steps = [pulse.step for pulse in pulses if pulse.step is not None]
+    reading = replace(
+        before,
+        at=now,
+        step=max(steps, default=before.step),
+        ticks=max(before.ticks, *(pulse.ticks for pulse in pulses)),
+        last_beat=now - min(ages),
+    )
+    current = replace(current, readings=(*current.readings, reading))
+    return replace(history, generations=(*history.generations[:-1], current))
 
 
 def number(value: Any) -> float | None:

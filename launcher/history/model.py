@@ -31,6 +31,7 @@ class Pulse:
     rank: int
     beat_age_s: float | None = None
     step: int | None = None
+    ticks: int = 0
     step_s: float | None = None
 
 
