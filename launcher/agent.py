@@ -17,12 +17,13 @@ from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.decide import decide
-from ftlaunch.launcher.errors import InvalidTransition
+from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.state import Judge, State
 from ftlaunch.rendezvous.interface import Joining, Rendezvous
 
-Offer = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str, Any]]]
+Prepare = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str, Any]]]
+"""What comes before a rendezvous, given the history so far: facts for the leader, or :class:`NodeUnfit`."""
 
 _log = logging.getLogger(__name__)
 _STORY = 50
@@ -66,7 +67,7 @@ class Agent:
         self._leaving: asyncio.Task[None] | None = None
         self._exit: asyncio.Future[do.Exit] | None = None
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
-        self._offer: Offer | None = None
+        self._preparations: list[Prepare] = []
         self._finish_timeout_s = 300.0
 
     def employ(self, crew: Crew) -> None:
@@ -77,9 +78,9 @@ class Agent:
         """Use this to get GPU memory back; it returns Reclaimed or NodeUnhealthy."""
         self._reclaim = reclaim
 
-    def offer_with(self, offer: Offer) -> None:
-        """Ask this what the node has to offer before it joins a generation."""
-        self._offer = offer
+    def prepare_with(self, prepare: Prepare) -> None:
+        """Run this before the node joins a generation, beside all others given; the node joins when all are done."""
+        self._preparations.append(prepare)
 
     async def run(self) -> do.Exit:
         """Run to the end. Raises :class:`InvalidTransition` only for a defect of ftlaunch."""
@@ -173,15 +174,20 @@ class Agent:
         self.post(ev.Left(code))
 
     def _join(self, joining: Joining) -> None:
-        if self._offer is None:
-            self._rendezvous.join(joining)
+        if self._preparations:
+            self.begin(self._prepare_and_join(joining))
         else:
-            self.begin(self._join_with_offers(joining))
+            self._rendezvous.join(joining)
 
-    async def _join_with_offers(self, joining: Joining) -> None:
-        if self._offer is not None:
-            joining = replace(joining, offers=await self._offer(self.state.history))
-        self._rendezvous.join(joining)
+    async def _prepare_and_join(self, joining: Joining) -> None:
+        history = self.state.history
+        try:
+            found = await asyncio.gather(*(prepare(history) for prepare in self._preparations))
+        except NodeUnfit as error:
+            self.post(ev.NodeUnhealthy(self.state.generation, str(error)))
+            return
+        offers = {name: fact for facts in found for name, fact in facts.items()}
+        self._rendezvous.join(replace(joining, offers=offers))
 
     def _withdraw_leave(self) -> None:
         """A peer failed while we waited for it at the end: our ranks are needed once more."""

@@ -23,6 +23,12 @@ class SpawnError(FtlaunchError):
     exit_code = ExitCode.USAGE
 
 
+class NodeUnfit(FtlaunchError):
+    """No rank must run on this node. The text is the reason, in one line."""
+
+    exit_code = ExitCode.UNHEALTHY
+
+
 class InvalidTransition(FtlaunchError):
     """The decision table has no entry for this state and event: a defect of ftlaunch. Carries the recent story."""
 

@@ -192,7 +192,7 @@ class Job:
             narrator,
         )
         if resume is not None:
-            agent.offer_with(resume.offers)
+            agent.prepare_with(resume.offers)
         output = RankOutput(self.pump, self.config.workers.role)
         crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
         crew.helpers = helpers

@@ -48,6 +48,8 @@ def _reclaimed(state: State, event: ev.Reclaimed, now: float, judge: Judge) -> D
 
 @on(ev.NodeUnhealthy, Phase.JOINING, *ALIVE, *CLEARING)
 def _unhealthy(state: State, event: ev.NodeUnhealthy, now: float, judge: Judge) -> Decision:
+    if state.ending is not None:
+        return ignore(state, "this node is about to leave anyway")
     return end(state, Ending(Outcome.LEFT, ExitCode.UNHEALTHY, event.reason), Manner.FAILED)
 
 
