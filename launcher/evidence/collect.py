@@ -24,6 +24,10 @@ class NodeWatch:
         self._oom.begin(pids)
         self._xids_before = len(xids)
 
+    def refresh(self) -> None:
+        """Some time after :meth:`begin`, and now and then: ranks may have moved to other control groups."""
+        self._oom.refresh()
+
     def look(self, xids: Sequence[XidEvent] = ()) -> NodeEvidence:
         """What happened since; may be called as often as one likes. A few small reads, below 1 ms."""
         facts = self._oom.look()

@@ -63,6 +63,7 @@ class OomWatch:
         self._proc = proc
         self._groups: dict[int, Group] = {}
         self._before: dict[Path, Counters] = {}
+        self._seen: dict[Path, Counters] = {}
         self.lines: list[str] = []
         """What the kernel logged since :meth:`begin`, where its pids are ours."""
 
@@ -78,14 +79,35 @@ class OomWatch:
         if self._log is not None:
             self._log.read_new()
 
+    def refresh(self) -> None:
+        """See where the processes are now: a script may have moved itself to another group after it began."""
+        for pid in self._groups:
+            self._follow(pid, known_empty=False)
+
+    def _follow(self, pid: int, known_empty: bool) -> None:
+        """``known_empty``: take it that nothing was counted in a new group before, as in one made for this process."""
+        group = locate(pid, self._proc)
+        if group is None or group == self._groups[pid]:
+            return
+        if group.version == 1 and group.path == group.top:
+            # Version 1 shows every dead process in the root group (cgroup-v1/cgroups.rst).
+            return
+        self._groups[pid] = group
+        if group.path not in self._before:
+            seen = self._seen.get(group.path, Counters()) if known_empty else read_counters(group)
+            self._before[group.path] = seen or Counters()
+
     def look(self) -> OomFacts:
         """What the kernel did since :meth:`begin`. The counters rise before a killed process is dead."""
+        for pid in self._groups:
+            self._follow(pid, known_empty=True)
         by_path = {group.path: group for group in self._groups.values()}
         changes = [(path, self._before[path], read_counters(group)) for path, group in by_path.items()]
         kills, hits = [], []
         for path, before, after in changes:
             if after is None:
                 continue
+            self._seen[path] = after
             count = after.kills - before.kills
             if count > 0:
                 kills.append(OomKill(path, count, after.limit, after.peak, after.limit is None))

@@ -16,8 +16,6 @@ from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung, Nvm
 OPEN_TIMEOUT_S = 30.0
 """Initialising eight GPUs without persistence mode takes many seconds."""
 CALL_TIMEOUT_S = 5.0
-_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
-_LIBRARY = "libnvidia-ml.so.1"
 # The helper imports what the agent imports, from wherever it did; never from the working directory.
 _BOOT = """\
 import sys
@@ -29,14 +27,6 @@ except Exception as error:
     sys.exit(1)
 main()
 """
-
-
-def driver_present(environment: Mapping[str, str], device_files: Iterable[str] = _DEVICE_FILES) -> bool:
-    """Whether it is worth asking NVML at all: a few stat(2) calls, nothing is loaded."""
-    if any(os.path.exists(path) for path in device_files):
-        return True
-    folders = environment.get("LD_LIBRARY_PATH", "").split(":")
-    return any(folder and os.path.exists(os.path.join(folder, _LIBRARY)) for folder in folders)
 
 
 class NvmlClient:

@@ -14,6 +14,7 @@ from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
+from ftlaunch.launcher.gpu.presence import all_hidden, driver_present
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
 
 _MAX_XIDS = 256
@@ -140,10 +141,9 @@ async def open_gpus(
     Takes no time without a driver, else about 0.2 s (up to ``OPEN_TIMEOUT_S``) beside the loop. Never raises: see
     ``note`` and ``trouble``.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if not nvml.driver_present(environment):
+    if not driver_present(environment):
         return Gpus("no NVIDIA driver here: nothing to reclaim")
-    if visible is not None and visible.strip() in ("", "-1"):
+    if all_hidden(environment):
         return Gpus("CUDA_VISIBLE_DEVICES hides all GPUs: nothing to reclaim")
     gpus = Gpus(on_xid=on_xid)
     await gpus.open(environment, marker)

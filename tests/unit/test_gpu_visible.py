@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlaunch.launcher.gpu.client import driver_present
 from ftlaunch.launcher.gpu.model import Device
+from ftlaunch.launcher.gpu.presence import driver_present
 from ftlaunch.launcher.gpu.visible import choose
 
 A, B, C = (Device(f"GPU-{start}-0000", index, "H100") for index, start in enumerate(("aaaa", "aabb", "cccc")))
