@@ -251,11 +251,13 @@ class EtcdRendezvous:
 
     def _on_update(self, update: Update) -> None:
         if isinstance(update, Broken):
+            if update.reason != self._trouble:
+                log.warning("rendezvous: %s", update.reason)
             self._trouble = update.reason
-            log.info("rendezvous: %s", update.reason)
             if update.fatal and self._standing.asked is not None:
                 self._join_failed(update.reason)
             return
+        self._trouble = ""
         self._mirror.apply(update)
         self._react()
 

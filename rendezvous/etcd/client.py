@@ -71,6 +71,8 @@ class EtcdClient:
         self._current = 0
         self._links: dict[int, _Link] = {}
         self._token: str | None = None
+        """Empty when none is needed, ``None`` before the first and when it was rejected."""
+        self._authenticating = asyncio.Lock()
 
     async def transact(self, transaction: Transaction, timeout_s: float | None = None) -> Answer:
         """Run one transaction. Raises :class:`~.errors.EtcdError`; :class:`~.errors.LeaseGone` when a lease is none."""
@@ -148,12 +150,13 @@ class EtcdClient:
         link.users += 1
         try:
             if self._token is None:
-                await self._authenticate(link, timeout_s)
+                await self._authenticate(link, None, timeout_s)
+            token = self._token
             try:
                 return await self._once(link, method(link), request, timeout_s)
             except messages.TokenRejected:
                 # Expired, or the server restarted: once more with a new one, then the password is wrong.
-                await self._authenticate(link, timeout_s)
+                await self._authenticate(link, token, timeout_s)
                 return await self._once(link, method(link), request, timeout_s)
         except messages.TokenRejected as error:
             raise Refused(str(error)) from None
@@ -169,18 +172,18 @@ class EtcdClient:
         link.proven, link.strikes = True, 0
         return response
 
-    async def _authenticate(self, link: _Link, timeout_s: float) -> None:
+    async def _authenticate(self, link: _Link, rejected: str | None, timeout_s: float) -> None:
+        """Get a token in place of the one that was rejected, unless another call has got one meanwhile."""
         credentials = self._settings.credentials
-        self._token = ""
         if credentials is None:
+            self._token = ""
             return
-        request = self._library.rpc.AuthenticateRequest(name=credentials.user, password=credentials.password)
-        try:
-            response = await self._once(link, link.auth.Authenticate, request, timeout_s)
-        except BaseException:
+        async with self._authenticating:
+            if self._token != rejected:
+                return
             self._token = None
-            raise
-        self._token = str(response.token)
+            request = self._library.rpc.AuthenticateRequest(name=credentials.user, password=credentials.password)
+            self._token = str((await self._once(link, link.auth.Authenticate, request, timeout_s)).token)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         # With "hasleader" a member that lost its leader says so instead of leaving us waiting.

@@ -143,7 +143,7 @@ class LeaderDesk:
 
     def _on_update(self, update: Update) -> None:
         if isinstance(update, Broken):
-            log.info("the leader's watch is interrupted: %s", update.reason)
+            log.debug("the leader's watch is interrupted: %s", update.reason)
             return
         self._mirror.apply(update)
         self.consider()

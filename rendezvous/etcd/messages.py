@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseExists, LeaseGone, Refused, Unreachable
@@ -129,4 +130,7 @@ def _explain(details: str) -> str:
         return "it asks for a user and a password (ETCDCTL_USER and ETCDCTL_PASSWORD, or password_file in --rdzv-conf)"
     if "CERTIFICATE_VERIFY_FAILED" in details:
         return "its certificate is not signed by the given authority (cacert in --rdzv-conf)"
-    return details
+    if "Failed parsing HTTP/2" in details:
+        return "what answers there is not an etcd v3 endpoint"
+    # gRPC: "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: Connection refused"
+    return re.sub(r"^failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?", "", details)

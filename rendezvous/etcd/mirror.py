@@ -95,7 +95,7 @@ class Mirror:
         try:
             record: T | None = decode(kv.value)
         except RecordError as error:
-            _log.warning("ignoring etcd key %s: %s", kv.key, error)
+            _log.warning("ignoring etcd key %s: %s", kv.key, str(error))
             record = None
         self._decoded[kv.key] = (kv.mod_revision, record)
         return record

@@ -184,6 +184,13 @@ class GrpcError:
         (Code.PERMISSION_DENIED, "etcdserver: permission denied", Refused, "denies access"),
         (Code.DEADLINE_EXCEEDED, "Deadline Exceeded", Unreachable, "does not answer"),
         (Code.UNAVAILABLE, "ssl: CERTIFICATE_VERIFY_FAILED: x", Unreachable, "not signed by the given authority"),
+        (Code.UNAVAILABLE, "Failed parsing HTTP/2 (got frame type 79)", Unreachable, "not an etcd v3 endpoint"),
+        (
+            Code.UNAVAILABLE,
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Connection refused (111)",
+            Unreachable,
+            "etcd at etcd:2379 cannot be reached: Connection refused (111)",
+        ),
         (Code.UNAVAILABLE, "etcdserver: leader changed", Unreachable, "leader changed"),
         (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Unreachable, "too many requests"),
     ],
