@@ -55,9 +55,11 @@ _MAX_PATH = 4096
 def init() -> None:
     """Make the calling thread the one whose beats, sections and optimizer steps count.
 
-    Only needed by a script that trains in another thread than its main one.
+    Needed by a script that trains in another thread than its main one. It also says that steps are to be expected, so
+    that ``--init-timeout`` counts for a script that uses no optimizer of torch.
     """
     _CLIENT.choose_thread()
+    _CLIENT.hello("init")
 
 
 def beat(step: int | None = None, **info: object) -> None:

@@ -24,6 +24,21 @@ def hook_optimizer(module: ModuleType) -> None:
     module.register_optimizer_step_post_hook(_after_step)
     CLIENT.hooked = True
     CLIENT.hello("import")
+    _announce_first(module.Optimizer)
+
+
+def _announce_first(optimizer: Any) -> None:
+    """Tell when the script makes its first optimizer: from then on steps are to be expected."""
+    original = optimizer.__init__
+
+    @functools.wraps(original)
+    def announcing(self: Any, *args: Any, **kwargs: Any) -> None:
+        optimizer.__init__ = original
+        with Harmless():
+            CLIENT.hello("optimizer")
+        original(self, *args, **kwargs)
+
+    optimizer.__init__ = announcing
 
 
 def _after_step(optimizer: object, args: object, kwargs: object) -> None:

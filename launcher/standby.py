@@ -223,8 +223,10 @@ class StandbyPool:
         failed = message.get("failed")
         failed = failed if isinstance(failed, dict) else {}
         if "unfit" in message:
-            self._excluded.update(str(name) for name in list(failed)[-1:])
-            self._drop(standby, f"{message['unfit']} ({', '.join(list(failed)[-1:])}): not imported ahead any more")
+            named = message.get("exclude")
+            unfit = [str(name) for name in (named if isinstance(named, list) and named else list(failed)[-1:])]
+            self._excluded.update(unfit)
+            self._drop(standby, f"{message['unfit']} ({', '.join(unfit[:5])}): not imported ahead any more")
             return
         standby.ready = True
         if standby.timer is not None:
