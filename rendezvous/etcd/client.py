@@ -24,7 +24,7 @@ from ftlaunch.rendezvous.etcd.settings import EtcdSettings, Tls
 from ftlaunch.rendezvous.etcd.wire import Answer, Change, Transaction
 
 FIRST_CALL_S = 1.5
-"""A connection that has not served a call yet gets no longer than this: the next endpoint may be alive."""
+"""How long a call may take at first, always on a connection that has served none: another endpoint may be alive."""
 
 _STRIKES = 2
 """Calls in a row without an answer after which a connection is given up, even if TCP thinks well of it."""
@@ -70,6 +70,7 @@ class EtcdClient:
         self._endpoints = random.sample(settings.endpoints, len(settings.endpoints))
         self._current = 0
         self._links: dict[int, _Link] = {}
+        self._unanswered = 0
         self._token: str | None = None
         """Empty when none is needed, ``None`` before the first and when it was rejected."""
         self._authenticating = asyncio.Lock()
@@ -109,7 +110,7 @@ class EtcdClient:
         follows, when the stream breaks, and when there is no proven connection.
         """
         if not self.is_proven:
-            raise Unreachable("not connected")
+            raise Unreachable("the connection to etcd was lost")
         link = self._link()
         link.users += 1
         stream = link.watch.Watch(metadata=self._metadata())
@@ -164,12 +165,14 @@ class EtcdClient:
             await self._release(link)
 
     async def _once(self, link: _Link, method: Any, request: Any, timeout_s: float) -> Any:
-        limit = timeout_s if link.proven else min(timeout_s, FIRST_CALL_S)
+        # Patience grows: a write that got lost when etcd changed its leader is never answered, a slow server is.
+        patience = FIRST_CALL_S * 2 ** min(self._unanswered, 10)
+        limit = min(timeout_s, patience if link.proven else FIRST_CALL_S)
         try:
             response = await method(request, timeout=limit, metadata=self._metadata())
         except self._library.aio.AioRpcError as error:
             raise self._failed(link, error) from None
-        link.proven, link.strikes = True, 0
+        link.proven, link.strikes, self._unanswered = True, 0, 0
         return response
 
     async def _authenticate(self, link: _Link, rejected: str | None, timeout_s: float) -> None:
@@ -219,6 +222,7 @@ class EtcdClient:
         translated = messages.translate(self._library.grpc.StatusCode, error, link.target)
         if isinstance(translated, Unreachable):
             link.strikes += 1
+            self._unanswered += 1
             broken = error.code() is self._library.grpc.StatusCode.UNAVAILABLE
             if broken or not link.proven or link.strikes >= _STRIKES:
                 self._give_up(link)

@@ -83,6 +83,7 @@ class LeaderDesk:
         """Why nothing is published yet, or what is going on."""
         self._published = -1
         self._again = False
+        self._due: asyncio.Handle | None = None
 
     @property
     def mandate(self) -> Mandate:
@@ -146,6 +147,12 @@ class LeaderDesk:
             log.debug("the leader's watch is interrupted: %s", update.reason)
             return
         self._mirror.apply(update)
+        if self._due is None:
+            # Once for all updates that have arrived by now: a thousand nodes may ask at the same moment.
+            self._due = asyncio.get_running_loop().call_soon(self._consider_all)
+
+    def _consider_all(self) -> None:
+        self._due = None
         self.consider()
 
     def _fitting(self, roster: Roster) -> Roster:
