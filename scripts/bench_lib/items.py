@@ -42,7 +42,7 @@ class Settings:
     steady_warm_up_s: float = 25.0
 
 
-QUICK = Settings(fault_step=410, window_s=3.0, settle_s=2.0, steady_steps=2500, steady_warm_up_s=12.0)
+QUICK = Settings(fault_step=1210, window_s=3.0, settle_s=2.0, steady_steps=2500, steady_warm_up_s=12.0)
 Figures = dict[str, float]
 
 
