@@ -72,7 +72,8 @@ def check(messages: list[Message], done: ranks.Finished, folder: Path) -> dict[s
         ("dcp", "dcp-1"),
         ("dcp", "dcp-2"),
     ]
-    assert [each.payload.get("phase") for each in messages if each.kind is Kind.HELLO] == ["start", "script", "import"]
+    phases = [each.payload.get("phase") for each in messages if each.kind is Kind.HELLO]
+    assert phases == ["start", "script", "import", "optimizer"]
     (words,) = [lastwords.from_payload(each.payload) for each in messages if each.kind is Kind.LAST_WORDS]
     assert (words.ticks, words.beaten, words.step) == (len(ticks), True, None)
     return dict(json.loads(done.out))
