@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 
-from ftlaunch.heartbeat import stackdump, stacks
-from ftlaunch.launcher import clock, proctree
+from ftlaunch.heartbeat import procstate, stackdump, suspects
+from ftlaunch.heartbeat.stackread import StackSnapshot, parse_faulthandler, parse_pyspy
+from ftlaunch.heartbeat.suspects import RankEvidence
+from ftlaunch.launcher import bystanders, clock, proctree
+from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.plan import DumpFiles
 from ftlaunch.launcher.process import WorkerProcess
 
 BUDGET_S = 0.5
+PYSPY_TIMEOUT_S = 2.0
 _PAUSE_S = 0.01
+_PYSPY_BYTES = 1 << 18
 
 Alive = Mapping[int, tuple[int, WorkerProcess]]
 """Global rank -> (local rank, process)."""
 
 
 class StackCollector:
-    """Asks each rank's faulthandler for its stacks and reads them from the shared memory file."""
+    """Asks each rank's faulthandler for its stacks and reads them from the shared memory file.
+
+    A rank that cannot answer (stopped, or not Python started by us) is looked at with py-spy, where that is installed.
+    """
 
     def __init__(self, dumps: DumpFiles) -> None:
         self._dumps = dumps
 
-    async def collect(self, alive: Alive, silence_s: Mapping[int, float]) -> tuple[str, ...]:
-        """One summary line, one block for each group of identical stacks, a line for ranks that could not be asked."""
+    async def collect(self, alive: Alive, known: Mapping[int, RankEvidence]) -> tuple[str, ...]:
+        """Blocks of text: the suspect, one for each group of identical stacks, one with every rank's state.
+
+        ``known``: what the heartbeats tell of each rank. Takes ``BUDGET_S``, with py-spy ``PYSPY_TIMEOUT_S`` more.
+        """
         texts = await self.dump(alive)
-        groups = stacks.group({rank: stacks.main_stack(text) for rank, text in texts.items() if text})
-        suspected = stacks.suspects(groups, silence_s)
-        lines = [stacks.describe(groups, suspected)] if groups else []
-        lines += stacks.render(groups)
-        for rank in sorted(set(alive) - {rank for rank, text in texts.items() if text}):
-            lines.append(f"rank {rank} gave no stack: {kernel_view(alive[rank][1].pid)}")
-        ages = ", ".join(f"rank {rank} {seconds:.1f} s" for rank, seconds in sorted(silence_s.items())[:64])
-        return (*lines, f"silent for: {ages}") if ages else tuple(lines)
+        snapshots = {rank: parse_faulthandler(stackdump.without_our_frames(text)) for rank, text in texts.items()}
+        missing = [rank for rank, snapshot in snapshots.items() if not snapshot.main]
+        snapshots.update(await _ask_pyspy({rank: alive[rank][1].pid for rank in missing}))
+        evidence = [_complete(one, alive, snapshots) for _, one in sorted(known.items())]
+        return tuple(suspects.render(suspects.suspect(evidence), evidence))
 
     async def dump(self, alive: Alive) -> dict[int, str]:
         """The text of each rank's dump, empty where there is none; at most BUDGET_S."""
@@ -55,6 +66,38 @@ class StackCollector:
 
     def _text(self, local_rank: int) -> str:
         return self._dumps.read(local_rank).decode("utf-8", "replace")
+
+
+def _complete(one: RankEvidence, alive: Alive, snapshots: Mapping[int, StackSnapshot]) -> RankEvidence:
+    if one.rank not in alive:
+        return one
+    pid = alive[one.rank][1].pid
+    entry = proctree.read_entry(pid)
+    wait = procstate.read_wait(pid)
+    return replace(
+        one,
+        snapshot=snapshots.get(one.rank, StackSnapshot()),
+        state=entry.state if entry is not None else "",
+        waits_in=wait.wchan or ", ".join(wait.stack[:3]),
+    )
+
+
+async def _ask_pyspy(pids: Mapping[int, int]) -> dict[int, StackSnapshot]:
+    program = shutil.which("py-spy") if pids else None
+    if program is None:
+        return {}
+    asked = (_look_with_pyspy(program, pid) for pid in pids.values())
+    found = dict(zip(pids, await asyncio.gather(*asked), strict=True))
+    return {rank: snapshot for rank, snapshot in found.items() if snapshot.main}
+
+
+async def _look_with_pyspy(program: str, pid: int) -> StackSnapshot:
+    argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = await bystanders.run_bounded(argv, os.environ, PYSPY_TIMEOUT_S, keep_bytes=_PYSPY_BYTES)
+    except SpawnError:
+        return StackSnapshot()
+    return parse_pyspy(done.tail.decode("utf-8", "replace")) if done.exit_code == 0 else StackSnapshot()
 
 
 def _is_stopped(pid: int) -> bool:

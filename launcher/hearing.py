@@ -1,21 +1,24 @@
-"""The agent's ear: beats in, what they mean out as events.
+"""The agent's ear: what ranks say, and what their silence means, as events.
 
-Everything a worker says arrives as a datagram (:mod:`ftlaunch.heartbeat.wire`); what it means for one rank is kept in
-:class:`ftlaunch.heartbeat.tracks.Track`; whether silence is a stall is judged by :mod:`ftlaunch.heartbeat.stalls`.
+Messages, exits and looks at the kernel go into :class:`ftlaunch.heartbeat.watch.Watch`, which judges; here its verdicts
+become events, and its deadlines timers. Nothing is polled: while ranks beat, the next deadline is far away.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from ftlaunch.heartbeat import lastwords
+from ftlaunch.heartbeat import lastwords, procstate
 from ftlaunch.heartbeat.endpoint import open_endpoint
-from ftlaunch.heartbeat.limits import Limits, LimitSettings
+from ftlaunch.heartbeat.limits import Limits, Source
 from ftlaunch.heartbeat.listener import Heard, Listener
-from ftlaunch.heartbeat.tracks import Track
+from ftlaunch.heartbeat.suspects import RankEvidence
+from ftlaunch.heartbeat.tracks import Tracks
+from ftlaunch.heartbeat.verdicts import AT_ONCE, Assessment, Stall
+from ftlaunch.heartbeat.watch import RankStatus, Watch
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
@@ -23,15 +26,15 @@ from ftlaunch.launcher.config import HeartbeatConfig
 from ftlaunch.launcher.evidence_stacks import StackCollector
 from ftlaunch.launcher.plan import DumpFiles
 from ftlaunch.launcher.process import WorkerProcess
-from ftlaunch.launcher.watch import Watch
 from ftlaunch.rendezvous.interface import World
 
 Tell = Callable[..., None]
 PROGRESS_EVERY_S = 5.0
+_QUIET_WARNING_S = 10.0
 
 
-class Listening(Protocol):
-    """Who wants to know more than the decision table: the standby pool, the crew."""
+class Audience(Protocol):
+    """Who acts on what is no decision: the crew with its standbys."""
 
     def training_resumed(self) -> None:
         """The first beat of the generation."""
@@ -42,149 +45,170 @@ class Listening(Protocol):
     def checkpoint_left(self, local_rank: int) -> None:
         """A rank has left its checkpoint section."""
 
+    def note_last_words(self, local_rank: int) -> None:
+        """A rank is on its way out by itself."""
+
 
 class Hearing:
-    """Owns the heartbeat socket and what is known of the ranks of the current generation."""
+    """Owns the heartbeat socket and the judgement of the ranks of the current generation."""
 
     def __init__(self, config: HeartbeatConfig, environment: Mapping[str, str], dumps: DumpFiles, tell: Tell) -> None:
         self.endpoint = open_endpoint(environment)
-        self.tracks: dict[int, Track] = {}
-        self.limits = Limits(
-            LimitSettings(
-                config.init_timeout_s,
-                config.hang_timeout_s,
-                config.section_timeouts_s,
-                config.safety_factor,
-                config.floor_s,
-            )
-        )
+        self.watch = Watch(config, clock.monotonic())
         self._config = config
         self._tell = tell
-        self._listener = Listener(self.endpoint.socket, self._accepts)
-        self._generation = -1
-        self._world: World | None = None
-        self._workers: Sequence[WorkerProcess] = ()
-        self._known_pids: dict[int, int] = {}
-        self._post: Callable[[ev.Event], None] | None = None
-        self._audience: Listening | None = None
-        self._noted_at = 0.0
-        self.watch = Watch(config, self.limits, tell)
+        self._listener = Listener(self.endpoint.receiver, self._belongs)
         self._stacks = StackCollector(dumps)
+        self._workers: Sequence[WorkerProcess] = ()
+        self._post: Callable[[ev.Event], None] = lambda event: None
+        self._audience: Audience | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._noted_at = 0.0
+        self._first_beat_at: float | None = None
+        self._judged = False
 
     @property
     def socket_path(self) -> str:
         """What goes into FTLAUNCH_SOCKET; empty when ranks are not to be heard."""
         return self.endpoint.address if self._config.enabled else ""
 
-    def start(self, post: Callable[[ev.Event], None], audience: Listening) -> None:
+    @property
+    def tracks(self) -> Tracks:
+        """What is known of each rank of the current generation."""
+        return self.watch.tracks
+
+    @property
+    def limits(self) -> Limits:
+        """How long silences may be, and what was learnt."""
+        return self.watch.limits
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def start(self, post: Callable[[ev.Event], None], audience: Audience) -> None:
         """Begin to listen."""
         self._post = post
         self._audience = audience
-        asyncio.get_running_loop().add_reader(self.endpoint.socket, self.listen)
-        if self._config.enabled:
-            self.watch.start(self._assess)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self.listen)
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
-        asyncio.get_running_loop().remove_reader(self.endpoint.socket)
-        self.watch.stop()
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
         self.endpoint.close()
 
     def expect(self, world: World, workers: Sequence[WorkerProcess]) -> None:
         """These processes are the ranks now; everything of an older generation is forgotten."""
         now = clock.monotonic()
-        self._generation = world.generation
-        self._world = world
         self._workers = workers
-        self._known_pids = {worker.pid: local_rank for local_rank, worker in enumerate(workers)}
-        self.tracks = {i: Track(i, worker.pid, now, last_progress=now) for i, worker in enumerate(workers)}
-        self.watch.begin(workers)
+        self._listener.expect(world.generation, len(workers))
+        self.watch.begin(world.generation, [worker.pid for worker in workers], now, world.rank_offset)
         self._noted_at = now
+        self._first_beat_at = None
+        self._judged = False
+        self._assess(now)
 
-    def listen(self) -> None:
-        """Take in everything that has arrived."""
+    def exited(self, local_rank: int, exit_code: int) -> None:
+        """A rank has ended. Its last words were sent before it died, so they are in the socket now."""
+        self.listen()
         now = clock.monotonic()
-        for heard in self._listener.drain():
-            self._take(heard, now)
-        if now - self._noted_at >= PROGRESS_EVERY_S and any(track.beaten for track in self.tracks.values()):
-            self._note_progress(now)
+        self.watch.exited(local_rank, exit_code, now)
+        self._assess(now)
+
+    def note_end(self) -> None:
+        """The generation ends, whatever follows: nobody is judged any more; write down how far it came."""
+        self._judged = True
+        if self.watch.tracks.ranks:
+            self._note_progress(clock.monotonic())
+
+    # -- what others ask ----------------------------------------------------------------------------------------
 
     def progress(self) -> ev.Progress:
         """How far this node's ranks came in this generation."""
-        tracks = list(self.tracks.values())
-        return ev.Progress(
-            beaten=any(track.beaten for track in tracks),
-            step=max((track.step for track in tracks if track.step is not None), default=None),
-            ticks=max((track.ticks for track in tracks), default=0),
-            checkpoints=max((track.checkpoints for track in tracks), default=0),
-            checkpoint_step=max(
-                (track.checkpoint_step for track in tracks if track.checkpoint_step is not None), default=None
-            ),
-        )
+        return ev.Progress(*self.watch.progress())
 
     def in_checkpoint(self, worker: WorkerProcess) -> bool:
         """Whether the rank is writing (or reading) a checkpoint."""
-        track = self._track_of(worker)
-        return track is not None and any(name == "checkpoint" for name, _ in track.sections)
+        local_rank = self._local_rank(worker)
+        return local_rank is not None and self.watch.is_saving(local_rank)
 
-    def has_last_words(self, worker: WorkerProcess) -> bool:
-        """Whether the rank said its last words and is on its way out."""
-        track = self._track_of(worker)
-        return track is not None and track.last_words
-
-    def children_changed(self) -> None:
-        """SIGCHLD: perhaps a rank was stopped or goes on."""
-        self.watch.look()
-
-    async def collect_evidence(self) -> tuple[str, ...]:
-        """Stacks of all ranks, grouped, with the suspect named. Takes at most half a second; nobody is hurt."""
-        now = clock.monotonic()
-        silence = {self._rank(i): now - track.alive_since for i, track in self.tracks.items()}
-        alive = {self._rank(i): (i, worker) for i, worker in enumerate(self._workers) if worker.alive}
-        return await self._stacks.collect(alive, silence)
-
-    def note_end(self) -> None:
-        """The generation ends: write down how far it came."""
-        if self.tracks:
-            self._note_progress(clock.monotonic())
+    def status(self) -> list[RankStatus]:
+        """All ranks, with the limit that each is under."""
+        return self.watch.status(clock.monotonic())
 
     def dropped(self) -> Mapping[str, int]:
         """Messages that were not taken, by reason."""
-        return dict(self._listener.dropped)
+        return {refusal.value: count for refusal, count in self._listener.dropped.items() if count}
 
-    def _rank(self, local_rank: int) -> int:
-        return local_rank + (self._world.rank_offset if self._world is not None else 0)
+    async def collect_evidence(self) -> tuple[str, ...]:
+        """Stacks of all ranks, grouped, with the suspect named. Bounded; nobody is hurt."""
+        now = clock.monotonic()
+        tracks = self.watch.tracks
+        known = {
+            tracks.first_rank + track.local_rank: RankEvidence(
+                rank=tracks.first_rank + track.local_rank,
+                progress_age_s=max(0.0, now - track.progress_at),
+                steps=track.step if track.step is not None else track.beats,
+                section=track.section,
+                exit_code=track.exit_code,
+            )
+            for track in tracks.ranks
+        }
+        alive = {tracks.first_rank + i: (i, worker) for i, worker in enumerate(self._workers) if worker.alive}
+        return await self._stacks.collect(alive, known)
 
-    def _accepts(self, pid: int, message: Message) -> bool:
-        """The rank itself, or a process of its session: what a ``--no-python`` wrapper has started."""
-        if message.generation != self._generation or message.local_rank not in self.tracks:
-            return False
-        if pid not in self._known_pids:
-            try:
-                leader = os.getsid(pid)
-            except OSError:
-                return False
-            if leader not in self._known_pids:
-                return False
-            self._known_pids[pid] = self._known_pids[leader]
-        return self._known_pids[pid] == message.local_rank
+    # -- messages -----------------------------------------------------------------------------------------------
 
-    def _take(self, heard: Heard, now: float) -> None:
-        message, track = heard.message, self.tracks[heard.message.local_rank]
-        first = not any(each.beaten for each in self.tracks.values())
-        was_saving = any(name == "checkpoint" for name, _ in track.sections)
-        track.take(message, heard.pid, now, self.limits)
-        if first and track.beaten:
-            self._publish(ev.FirstBeat(self._generation))
+    def listen(self) -> None:
+        """Take in what has arrived."""
+        now = clock.monotonic()
+        due = False
+        for heard in self._listener.drain(now):
+            due = self._take(heard) or due
+        for line in self._listener.notices(now):
+            self._tell("messages_dropped", reason=line)
+        if self._listener.overrun:
+            # Beats of good ranks may not get through a flood: nobody is to suffer from that.
+            self.watch.excuse(now)
+        if due:
+            self._assess(now)
+        if self._first_beat_at is not None and now - self._noted_at >= PROGRESS_EVERY_S:
+            self._note_progress(now)
+
+    def children_changed(self) -> None:
+        """SIGCHLD: perhaps a rank was stopped, or goes on."""
+        self._assess(clock.monotonic())
+
+    def _belongs(self, pid: int, generation: int, local_rank: int) -> bool:
+        """The rank itself, or what it has started."""
+        return local_rank < len(self._workers) and procstate.belongs_to(pid, self._workers[local_rank].pid)
+
+    def _take(self, heard: Heard) -> bool:
+        message = heard.message
+        was_saving = self.watch.is_saving(message.local_rank)
+        due = self.watch.hear(heard)
+        if self._first_beat_at is None and message.kind in (Kind.BEAT, Kind.TICK):
+            self._first_beat_at = heard.received_at
+            self._post(ev.FirstBeat(message.generation))
             if self._audience is not None:
                 self._audience.training_resumed()
-        if was_saving and not any(name == "checkpoint" for name, _ in track.sections) and self._audience is not None:
-            self._audience.checkpoint_left(track.local_rank)
-        special = _SPECIAL.get(message.kind)
-        if special is not None:
-            special(self, message)
+            # Which step was the first one is known from this only.
+            self._note_progress(heard.received_at)
+        if was_saving and self._audience is not None and not self.watch.is_saving(message.local_rank):
+            self._audience.checkpoint_left(message.local_rank)
+        if message.kind is Kind.LAST_WORDS:
+            if self._audience is not None:
+                self._audience.note_last_words(message.local_rank)
+            self._post(self._last_words(message))
+        elif message.kind is Kind.REQUEST:
+            self._post(self._request(message))
+        elif message.kind is Kind.MODULES:
+            self._learn_modules(message)
+        elif message.kind is Kind.CHECKPOINT:
+            self._note_checkpoint(message)
+        return due
 
-    def _take_last_words(self, message: Message) -> None:
+    def _last_words(self, message: Message) -> ev.Event:
         said = lastwords.from_payload(message.payload)
         words = ev.LastWords(
             exception="" if said.type == "SystemExit" else said.type,
@@ -195,29 +219,26 @@ class Hearing:
             exit_code=said.exit_code,
             error_number=said.errno,
         )
-        self._publish(ev.WorkerFailing(self._generation, message.local_rank, words, self.progress()))
+        return ev.WorkerFailing(message.generation, message.local_rank, words, self.progress())
 
-    def _take_request(self, message: Message) -> None:
+    def _request(self, message: Message) -> ev.Event:
         reason = str(message.payload.get("reason", ""))[:1000] or "no reason given"
         if message.payload.get("what") == "restart":
-            event: ev.Event = ev.RestartRequested(self._generation, reason, message.local_rank, self.progress())
-        else:
-            event = ev.StopRequested(self._generation, reason, message.local_rank)
-        self._publish(event)
+            reason = f"asks for a restart: {reason}"
+            return ev.RestartRequested(message.generation, reason, message.local_rank, self.progress())
+        return ev.StopRequested(message.generation, reason, message.local_rank)
 
-    def _take_modules(self, message: Message) -> None:
+    def _learn_modules(self, message: Message) -> None:
         names, environment = message.payload.get("names"), message.payload.get("environment")
         if isinstance(names, list) and self._audience is not None:
-            self._audience.modules_learned(
-                [name for name in names if isinstance(name, str)],
-                environment if isinstance(environment, dict) else {},
-            )
+            known = [name for name in names if isinstance(name, str)]
+            self._audience.modules_learned(known, environment if isinstance(environment, dict) else {})
 
-    def _take_checkpoint(self, message: Message) -> None:
+    def _note_checkpoint(self, message: Message) -> None:
         self._tell(
             "checkpoint_saved",
-            generation=self._generation,
-            rank=self._rank(message.local_rank),
+            generation=message.generation,
+            rank=self.watch.tracks.first_rank + message.local_rank,
             step=message.payload.get("step"),
             path=str(message.payload.get("path", "")),
             source=str(message.payload.get("source", "")),
@@ -225,39 +246,77 @@ class Hearing:
 
     def _note_progress(self, now: float) -> None:
         self._noted_at = now
-        progress = self.progress()
-        firsts = [track.first_progress for track in self.tracks.values() if track.first_progress is not None]
+        progress = self.watch.progress()
         self._tell(
             "progress",
-            generation=self._generation,
+            generation=self.watch.tracks.generation,
             step=progress.step,
             ticks=progress.ticks,
             checkpoints=progress.checkpoints,
             checkpoint_step=progress.checkpoint_step,
-            beating_since=min(firsts, default=None),
-            last_beat=max((track.last_progress for track in self.tracks.values() if track.beaten), default=None),
+            beating_since=self._first_beat_at,
+            last_beat=max((track.beat_at for track in self.watch.tracks.ranks if track.beats), default=None),
         )
 
+    # -- silence ------------------------------------------------------------------------------------------------
+
     def _assess(self, now: float) -> None:
-        """The watch's pulse: everything that waits in the socket first, then the verdict."""
+        if not self._config.enabled or self._judged:
+            return
+        children = self.watch.wants_children(now)
+        states = procstate.look(self.watch.pids(), children=children)
+        assessment = self.watch.assess(states, now, clock.boottime() - now)
+        self._wake_at(assessment.next_deadline)
+        self._speak(assessment)
+        if assessment.stalls:
+            self._act(assessment.stalls)
+
+    def _wake_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline < math.inf:
+            delay_s = max(0.0, deadline - clock.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        # First what lies unread: nobody is to be judged by that.
         self.listen()
-        stall = self.watch.assess(list(self.tracks.values()), now)
-        if stall is not None:
-            self._publish(
-                ev.WorkerStalled(self._generation, stall.local_rank, stall.kind, stall.reason, self.progress())
+        self._assess(clock.monotonic())
+
+    def _act(self, stalls: Sequence[Stall]) -> None:
+        """One verdict ends the generation: the kernel's word first, then the longest silence."""
+        self._judged = True
+        stall = min(stalls, key=lambda each: (each.kind not in AT_ONCE, -each.silence_s, each.local_rank))
+        track = self.watch.tracks.ranks[stall.local_rank]
+        if stall.kind not in AT_ONCE and self.watch.limits.of(stall.section).source is Source.LEARNT:
+            self.watch.limits.distrust(track.beats)
+        self._post(
+            ev.WorkerStalled(self.watch.tracks.generation, stall.local_rank, stall.kind, stall.reason, self.progress())
+        )
+
+    def _speak(self, assessment: Assessment) -> None:
+        generation = self.watch.tracks.generation
+        for warning in assessment.warnings:
+            self._tell(
+                "silence",
+                reason=warning.reason,
+                generation=generation,
+                percent=warning.percent,
+                section=warning.section,
+                say=warning.limit_s >= _QUIET_WARNING_S,
+            )
+        for notice in assessment.notices:
+            self._tell(notice.kind, reason=notice.reason, generation=generation, say=notice.kind == "traced")
+        for straggler in self.watch.find_stragglers(clock.monotonic()):
+            self._tell(
+                "straggler" if straggler.lag is not None else "straggler_over",
+                reason=straggler.lag.reason if straggler.lag is not None else "no longer the last",
+                generation=generation,
+                rank=self.watch.tracks.first_rank + straggler.local_rank,
+                say=straggler.lag is not None,
             )
 
-    def _track_of(self, worker: WorkerProcess) -> Track | None:
-        return next((track for track in self.tracks.values() if track.pid == worker.pid), None)
-
-    def _publish(self, event: ev.Event) -> None:
-        if self._post is not None:
-            self._post(event)
-
-
-_SPECIAL: dict[Kind, Callable[[Any, Message], None]] = {
-    Kind.LAST_WORDS: Hearing._take_last_words,
-    Kind.REQUEST: Hearing._take_request,
-    Kind.MODULES: Hearing._take_modules,
-    Kind.CHECKPOINT: Hearing._take_checkpoint,
-}
+    def _local_rank(self, worker: WorkerProcess) -> int | None:
+        return next((i for i, each in enumerate(self._workers) if each is worker), None)

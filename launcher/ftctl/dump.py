@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from ftlaunch.heartbeat import stacks
+from ftlaunch.heartbeat.stackdump import without_our_frames
+from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, parse_faulthandler
+from ftlaunch.heartbeat.suspects import RankEvidence, group_ranks
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
 from ftlaunch.launcher.ftctl._table import shortened
@@ -44,20 +46,19 @@ def command(wanted: str | None, ranks: tuple[int, ...], threads: bool, as_json: 
 
 
 def _grouped(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    mains = {rank["rank"]: stacks.main_stack(rank["stack"]) for rank in ranks if rank["stack"]}
-    for group in stacks.group(mains):
+    evidence = [RankEvidence(rank["rank"], _snapshot(rank["stack"])) for rank in ranks if rank["stack"]]
+    for group in group_ranks(evidence):
         many = len(group.ranks) > 1
         of_all = f" ({len(group.ranks)} of {len(ranks)})" if many else ""
         yield f"rank{'s' if many else ''} {rank_ranges(group.ranks)}{of_all}, most recent call last:"
-        yield from _lines(group.stack)
+        yield from _lines(group.frames)
         yield ""
     yield from _silent(ranks)
 
 
 def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for rank in ranks:
-        found = stacks.parse(rank["stack"])
-        for number, stack in enumerate(reversed(found)):
+        for number, stack in enumerate(_threads_of(rank["stack"])):
             name = "main thread" if number == 0 else f"thread {number}"
             yield f"rank {rank['rank']} (pid {rank['pid']}), {name}, most recent call last:"
             yield from _lines(stack)
@@ -67,15 +68,27 @@ def _by_rank(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _silent(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for rank in ranks:
-        if not stacks.main_stack(rank["stack"]):
+        if not _snapshot(rank["stack"]).main:
             kernel = shortened(rank["kernel"], _KERNEL_WIDTH)
             yield f"rank {rank['rank']} (pid {rank['pid']}) has no Python stack to show: {kernel}"
 
 
-def _lines(stack: stacks.Stack) -> list[str]:
+def _snapshot(text: str) -> StackSnapshot:
+    return parse_faulthandler(without_our_frames(text))
+
+
+def _threads_of(text: str) -> list[tuple[Frame, ...]]:
+    """The stacks of all threads, the main one first."""
+    snapshot = _snapshot(text)
+    main = snapshot.main_thread
+    others = [thread.frames for thread in snapshot.threads if thread is not main]
+    return ([main.frames] if main is not None else []) + others
+
+
+def _lines(stack: Sequence[Frame]) -> list[str]:
     lines = [clean(f'  File "{frame.file}", line {frame.line}, in {frame.function}') for frame in reversed(stack)]
     return lines or ["  (not in Python code)"]
 
 
 def _threads(text: str) -> list[list[str]]:
-    return [[str(frame) for frame in stack] for stack in stacks.parse(text)]
+    return [[str(frame) for frame in stack] for stack in _threads_of(text)]
