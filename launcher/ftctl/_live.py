@@ -39,12 +39,18 @@ def find_live(wanted: str | None, alone: bool = False) -> LiveRun:
     if wanted is not None:
         return _live(find_run(wanted))
     running = [run for run in all_runs() if is_running(run)]
+    # Runs of other containers count as running until they say that they are not: those with a socket here go first.
+    running = [run for run in running if _has_socket(run)] or running
     if not running:
         raise NotFound("no job of yours is running here; a run with a --run-dir of its own must be named: --run DIR")
     if alone and len(running) > 1:
         some = ", ".join(run.name for run in running[-3:])
         raise NotFound(f"{len(running)} jobs are running ({some}): say which one with --run")
     return _live(running[-1])
+
+
+def _has_socket(run: Path) -> bool:
+    return os.path.exists(str((read_run_file(run) or {}).get("control") or ""))
 
 
 def _live(run: Path) -> LiveRun:

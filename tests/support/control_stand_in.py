@@ -6,6 +6,7 @@ Makes a run directory below DIR (a state root), says ``ready``, and serves until
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,7 +102,7 @@ async def serve(root: Path, ranks: int) -> None:
     server = ControlServer({"status": status})
     path = str(root / "control")
     await server.open(path)
-    facts = {"id": run.name, **owner_facts(this_owner(__import__("os").uname().nodename)), "control": path}
+    facts = {"id": run.name, **owner_facts(this_owner(os.uname().nodename)), "control": path}
     write_json(run / RUN_FILE, facts)
     print("ready", flush=True)
     closed = asyncio.Event()

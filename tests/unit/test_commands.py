@@ -1,0 +1,166 @@
+"""What a running agent answers to ftctl: real decisions, everything that acts is played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.launcher import commands
+from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.actions import Manner, StopWorkers
+from ftlaunch.launcher.agent import Agent
+from ftlaunch.launcher.commands import Desk, Office, describe_limit
+from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
+from ftlaunch.launcher.control import RequestError
+from ftlaunch.launcher.job import _judge
+from ftlaunch.launcher.state import Ending, Phase, State
+from ftlaunch.rendezvous.interface import Outcome
+from support import control_stand_in as stand_in
+
+
+class Played:
+    """Crew, ear, narrator and rendezvous in one; remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.workers: list[Any] = []
+        self.pool = None
+        self.watch = Watch(HeartbeatConfig())
+        self.last_cause = None
+        self.faults: Mapping[int, Any] = {}
+        self.stops: list[StopWorkers] = []
+        self.records: list[str] = []
+
+    def stop(self, action: StopWorkers) -> None:
+        self.stops.append(action)
+
+    def progress(self) -> ev.Progress:
+        return ev.Progress(beaten=True, step=40)
+
+    def record(self, action: Any, state: State) -> None:
+        self.records.append(f"{action.name}: {action.reason}")
+
+    def conclude(self, action: Any, state: State) -> None:
+        self.records.append(f"decided: {action.reason}")
+
+    def join(self, joining: Any) -> None:
+        self.records.append(f"join {joining.generation}")
+
+    def announce_failure(self, generation: int, reason: str) -> None:
+        self.records.append("announced")
+
+
+AS_LONG_AS_PROGRESS = RestartConfig()
+
+
+def make_desk(state: State, restarts: RestartConfig = AS_LONG_AS_PROGRESS) -> tuple[Desk, Agent, Played]:
+    played: Any = Played()
+    agent = Agent(state, partial(_judge, restarts), played, played)
+    agent.employ(played)
+    config = Config(CommandConfig(CommandKind.SCRIPT, "train.py"), restarts=restarts)
+    dumps = SimpleNamespace(clear=lambda rank: None, read=lambda rank: b"")
+    return Desk(Office(agent, played, played, played, config, cast(Any, dumps), "/runs/one")), agent, played
+
+
+def request(desk: Desk, name: str, **arguments: Any) -> Any:
+    return asyncio.run(getattr(desk, name)(arguments))
+
+
+def test_restart_stops_the_ranks_and_joins_the_next_generation() -> None:
+    desk, agent, played = make_desk(stand_in.state(2))
+    answer = request(desk, "restart", reason="new data")
+    assert answer["generation"] == 2
+    assert [stop.manner for stop in played.stops] == [Manner.FAILED]
+    assert "failure_detected: restart asked for with ftctl: new data" in played.records and "join 3" in played.records
+    assert agent.state.phase is Phase.STOPPING
+    assert agent.state.history[-1].kind == "request" and agent.state.history[-1].step == 40
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.STARTING, Phase.RUNNING)])
+def test_restart_is_refused_when_no_generation_is_alive(phase: Phase) -> None:
+    desk, agent, _ = make_desk(stand_in.state(2, phase))
+    before = agent.state
+    with pytest.raises(RequestError, match=f"no generation to restart: the job is {phase.value}"):
+        request(desk, "restart")
+    assert agent.state is before
+
+
+def test_restart_is_refused_when_it_would_end_the_job() -> None:
+    budget = RestartConfig(budget=RestartBudget(0, 60.0), max_restarts=3)
+    desk, agent, played = make_desk(stand_in.state(2), budget)
+    played.progress = ev.Progress  # type: ignore[method-assign]
+    before = agent.state
+    with pytest.raises(RequestError, match=r"would end the job .*--restart-budget.*; ftctl stop ends it in order"):
+        request(desk, "restart")
+    assert agent.state is before and not played.stops and not played.records
+
+
+def test_stop_ends_the_job_politely() -> None:
+    desk, agent, played = make_desk(stand_in.state(2))
+    assert request(desk, "stop", reason="done for today")["exit_code"] == 143
+    assert [stop.manner for stop in played.stops] == [Manner.POLITE]
+    assert agent.state.ending is not None and agent.state.ending.reason == "stopped with ftctl: done for today"
+
+
+def test_stop_is_refused_when_the_job_ends_already() -> None:
+    ending = Ending(Outcome.LEFT, 143, "received SIGTERM")
+    for state in (stand_in.state(2, Phase.STOPPING, ending=ending), stand_in.state(2, Phase.DONE)):
+        desk, _, played = make_desk(state)
+        with pytest.raises(RequestError, match="ending already"):
+            request(desk, "stop")
+        assert not played.stops
+
+
+def test_exclude_is_refused_on_one_node() -> None:
+    desk, _, _ = make_desk(stand_in.state(2))
+    with pytest.raises(RequestError, match="runs on one node"):
+        request(desk, "exclude", node="b")
+
+
+@pytest.mark.parametrize("reason", [7, None, ["x"], {"a": 1}, "", "   "])
+def test_a_reason_that_is_none_is_left_out(reason: object) -> None:
+    desk, _, _ = make_desk(stand_in.state(1))
+    assert request(desk, "stop", reason=reason)["reason"] == "stopped with ftctl"
+
+
+def test_a_reason_becomes_one_short_line() -> None:
+    desk, _, _ = make_desk(stand_in.state(1))
+    told = request(desk, "stop", reason="a\nb\x1b[2J" + "x" * 5000)["reason"]
+    assert told.startswith("stopped with ftctl: a b [2Jxxx") and len(told) < 600 and told.isprintable()
+
+
+def test_status_before_anything_was_started() -> None:
+    desk, _, _ = make_desk(State(slots=2))
+    status = request(desk, "status")
+    assert status["phase"] == "joining" and status["ranks"] == [] and status["run"] == "/runs/one"
+    assert [limit["name"] for limit in status["limits"]][:2] == ["step", "init"]
+
+
+def test_dump_without_ranks_is_empty() -> None:
+    desk, _, _ = make_desk(stand_in.state(0))
+    assert request(desk, "dump") == {"generation": 2, "ranks": []}
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (RestartConfig(), "as long as there is progress, 3 without"),
+        (RestartConfig(max_restarts=5), "of at most 5"),
+        (RestartConfig(budget=RestartBudget(4, 3600)), "of at most 4 within 3600 s"),
+    ],
+)
+def test_restart_limit_in_words(config: RestartConfig, text: str) -> None:
+    assert describe_limit(config) == text
+
+
+def test_without_a_usable_directory_there_is_no_socket(tmp_path: Any) -> None:
+    desk_office = make_desk(stand_in.state(1))[0]._office
+    for directory in ("", str(tmp_path / "missing"), "/" + "x" * 200):
+        control = asyncio.run(commands.serve(desk_office, directory))
+        assert control.path == ""
+        asyncio.run(control.close())
