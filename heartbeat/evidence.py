@@ -56,7 +56,7 @@ class Collection:
         done = True
         for local_rank in self.asked:
             text = read(local_rank).decode("utf-8", "replace")
-            settled = bool(text) and text == self._texts.get(local_rank)
+            settled = stackdump.is_complete(text) or (bool(text) and text == self._texts.get(local_rank))
             self._texts[local_rank] = text
             if settled and local_rank not in self._snapshots:
                 self._note(local_rank, parse_faulthandler(text))
