@@ -150,7 +150,7 @@ class HeartbeatConfig:
     hang_timeout_s: float = 600.0
     section_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     safety_factor: float = 10.0
-    floor_s: float = 60.0
+    floor_s: float = 30.0
     dstate_timeout_s: float = 60.0
     """Zero: no limit."""
     exit_barrier_timeout_s: float = 300.0

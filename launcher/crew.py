@@ -53,17 +53,14 @@ class Ear(Protocol):
     def expect(self, world: World, workers: Sequence[WorkerProcess]) -> None:
         """These processes are the ranks now; forget those of older generations."""
 
-    def listen(self) -> None:
-        """Take in everything that has arrived, before a death is judged."""
+    def exited(self, local_rank: int, exit_code: int) -> None:
+        """A rank has ended; everything that it said before is taken in when this returns."""
 
     def progress(self) -> ev.Progress:
         """How far the generation came."""
 
     def in_checkpoint(self, worker: WorkerProcess) -> bool:
         """Whether the rank is writing a checkpoint."""
-
-    def has_last_words(self, worker: WorkerProcess) -> bool:
-        """Whether the rank said its last words and is on its way out."""
 
     async def collect_evidence(self) -> tuple[str, ...]:
         """Collect the stacks of all ranks; bounded, nobody is killed meanwhile."""
@@ -112,6 +109,7 @@ class Crew:
         self.workers: list[WorkerProcess] = []
         self.generation = -1
         self.pool: Pool | None = None
+        self._farewells: set[int] = set()
         self.helpers: set[int] = set()
         """Pids of our own children that are no ranks: guardian, health checks."""
         self.teardown: Teardown | None = None
@@ -128,6 +126,7 @@ class Crew:
         """Start all ranks; WorkersStarted or SpawnFailed follows. About 1 ms for each."""
         self.generation = world.generation
         self.workers = []
+        self._farewells = set()
         self.teardown = None
         warm = 0
         for rank in self._plan(world):
@@ -143,6 +142,11 @@ class Crew:
             worker.watch(self._on_exit(world.generation, local_rank))
         self._post(ev.WorkersStarted(world.generation, tuple(w.pid for w in self.workers), warm))
 
+    def note_last_words(self, local_rank: int) -> None:
+        """The rank has said its last words and is on its way out by itself."""
+        if local_rank < len(self.workers):
+            self._farewells.add(self.workers[local_rank].pid)
+
     def stop(self, action: StopWorkers) -> None:
         """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
         if self.pool is not None:
@@ -153,7 +157,7 @@ class Crew:
             return
         self._ear.note_end()
         self.teardown = Teardown(
-            self.workers, self._stop, self._outsiders, self._ear.in_checkpoint, self._ear.has_last_words
+            self.workers, self._stop, self._outsiders, self._ear.in_checkpoint, self._has_last_words
         )
         self._run(self._stop_all(action, self.teardown))
 
@@ -188,6 +192,9 @@ class Crew:
         if self.teardown is not None and local_rank < len(self.workers):
             self.teardown.release(self.workers[local_rank])
 
+    def _has_last_words(self, worker: WorkerProcess) -> bool:
+        return worker.pid in self._farewells
+
     def _outsiders(self) -> Collection[int]:
         return self.helpers | set(self.pool.pids() if self.pool is not None else ())
 
@@ -202,9 +209,8 @@ class Crew:
 
     def _on_exit(self, generation: int, local_rank: int) -> Callable[[WorkerProcess], None]:
         def exited(worker: WorkerProcess) -> None:
-            # Its last words were sent before it died, so they are in the socket now.
-            self._ear.listen()
             code = worker.exit_code if worker.exit_code is not None else -9
+            self._ear.exited(local_rank, code)
             at = worker.exited_at if worker.exited_at is not None else 0.0
             own = self.teardown is None or worker.pid not in self.teardown.killed | self.teardown.asked
             self._post(ev.WorkerExited(generation, local_rank, code, at, self._ear.progress(), own))

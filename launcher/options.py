@@ -172,7 +172,7 @@ OPTIONS: tuple[Option, ...] = (
     _own("hang-safety-factor", STALLS, "A stall is this many times the longest gap seen so far.",
          "heartbeat.safety_factor", parse=values.number(1), default="10", metavar="X"),
     _own("hang-floor", STALLS, "... but never less than this.", "heartbeat.floor_s", parse=positive_duration,
-         default="60", metavar="DURATION"),
+         default="30", metavar="DURATION"),
     _own("dstate-timeout", STALLS, "Longest uninterruptible sleep (state D) of a rank; 0: no limit.",
          "heartbeat.dstate_timeout_s", parse=duration, default="60", metavar="DURATION",
          also=("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",)),
