@@ -124,7 +124,7 @@ def _histograms(told: Account) -> Iterator[Metric]:
 
 
 def _add(family: HistogramMetricFamily, labels: list[str], values: Sequence[float]) -> None:
-    buckets = [(f"{limit:g}", float(sum(value <= limit for value in values))) for limit in BUCKETS]
+    buckets = [(str(limit), float(sum(value <= limit for value in values))) for limit in BUCKETS]
     family.add_metric(labels, [*buckets, ("+Inf", float(len(values)))], sum(values))
 
 

@@ -182,7 +182,8 @@ def _cuts(history: History, steps: Mapping[int, Steps], step_s: float | None, he
         previous = generation
     if previous is not None and previous.failed is not None and previous.stopped_at is not None:
         yield previous.stopped_at, Use.STOPPED, number, number
-    yield history.ended_at, _last_use(history, previous, heard), number, incident
+    use = _last_use(history, previous, heard)
+    yield history.ended_at, use, number, None if use in (Use.END, Use.UNKNOWN) else incident
 
 
 def _last_use(history: History, last: Generation | None, heard: bool) -> Use:
@@ -243,7 +244,7 @@ def _failure(generation: Generation, failed: Failed, heard: bool) -> Iterator[_C
 def _losses(history: History, steps: Mapping[int, Steps], stretches: tuple[Stretch, ...]) -> tuple[Loss, ...]:
     owed: dict[int, list[Stretch]] = defaultdict(list)
     for stretch in stretches:
-        if stretch.incident is not None and stretch.use is not Use.END:
+        if stretch.incident is not None:
             owed[stretch.incident].append(stretch)
     found = []
     for index, generation in enumerate(history.generations):

@@ -148,4 +148,7 @@ def _ticks_saved(generation: Generation) -> int:
 
 def _share(before: tuple[float, int], after: tuple[float, int], at: float) -> int:
     span = after[0] - before[0]
-    return int(max(0, after[1] - before[1]) * max(0.0, at - before[0]) / span) if span > 0 else 0
+    if span <= 0:
+        return 0
+    # Rounded down, as a save follows the step that it saves.
+    return int(max(0, after[1] - before[1]) * max(0.0, at - before[0]) / span + 0.01)
