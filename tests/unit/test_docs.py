@@ -18,6 +18,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 FOREIGN = {
     *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
     *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help"),
+    *("--html", "--json", "--text"),
 }
 
 

@@ -135,6 +135,12 @@ def test_what_is_heard_now_is_one_more_reading() -> None:
     assert up_to_now(failed, [Pulse(0, 0.5, 45)], now) is failed
 
 
+def test_the_page_names_what_there_is(samples: dict[tuple[str, ...], float]) -> None:
+    text = (DASHBOARD.parents[2] / "docs" / "goodput.md").read_text()
+    known = {re.sub("_(bucket|sum|count)$", "", name[0]) for name in samples if name[0].startswith("ftlaunch_")}
+    assert set(re.findall(r"`(ftlaunch_\w+)`", text)) == known | {"ftlaunch_checkpoint_step"}
+
+
 # -- the dashboard ---------------------------------------------------------------------------------------------------
 
 
