@@ -182,7 +182,7 @@ ITEMS = (
         "f", "launcher's memory, 8 idle ranks (PSS)", "pss_mb", "MB", idle_agent,
         (who.FTLAUNCH, who.TORCHRUN, who.NVRX), repeats=3,
     ),
-    Item("g", "cost of a heartbeat in the loop", "median_us", "µs", beat_cost, (who.FTLAUNCH_COLD, who.NVRX), repeats=3),
+    Item("g", "a heartbeat in the loop", "median_us", "µs", beat_cost, (who.FTLAUNCH_COLD, who.NVRX), repeats=3),
     Item(
         "h", "training goodput, 2,000 steps, 5 faults", "training_percent", "%", goodput,
         (who.FTLAUNCH, who.TORCHRUN, who.NVRX, CONTAINER), repeats=3, more_is_better=True,
