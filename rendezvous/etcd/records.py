@@ -8,8 +8,9 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 VERSION = 1
 MAX_BYTES = 1_000_000
@@ -102,9 +103,8 @@ class HolderRecord:
         )
 
 
-@dataclass(frozen=True)
-class Seat:
-    """One node of a generation; its place in the table is its group rank."""
+class Seat(NamedTuple):
+    """One node of a generation; its place in the table is its group rank. A tuple: every node reads all of them."""
 
     node_id: str
     host: str
@@ -133,7 +133,11 @@ class TableRecord:
 
     def rank_of(self, node_id: str) -> int | None:
         """The group rank of a node, ``None`` for one that is not seated."""
-        return next((rank for rank, seat in enumerate(self.seats) if seat.node_id == node_id), None)
+        return self._ranks.get(node_id)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {seat.node_id: rank for rank, seat in enumerate(self.seats)}
 
     @classmethod
     def decode(cls, value: bytes) -> TableRecord:
@@ -240,9 +244,9 @@ AnyRecord = NodeRecord | HolderRecord | TableRecord | FailureRecord | GrowthReco
 
 def encode(record: AnyRecord) -> bytes:
     """Raises :class:`RecordError` when the record is too big for etcd or holds what JSON cannot."""
-    raw: dict[str, Any] = {"v": VERSION, **vars(record)}
+    raw: dict[str, Any] = {"v": VERSION, **{f.name: getattr(record, f.name) for f in fields(record)}}
     if isinstance(record, TableRecord):
-        raw["seats"] = [[s.node_id, s.host, s.address, s.slots, s.peer_port] for s in record.seats]
+        raw["seats"] = [list(seat) for seat in record.seats]
     elif isinstance(record, FailureRecord):
         raw["kind"] = record.kind.value
     try:
@@ -290,13 +294,11 @@ def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def _seat(item: Any) -> Seat:
-    if not isinstance(item, list) or len(item) != 5:
+    if not isinstance(item, list) or len(item) != len(Seat._fields):
         raise RecordError(f"{item!r} is not a seat")
-    raw = dict(zip(("node_id", "host", "address", "slots", "peer_port"), item, strict=True))
-    return Seat(
-        node_id=_get(raw, "node_id", str),
-        host=_get(raw, "host", str),
-        address=_get(raw, "address", str),
-        slots=_positive(raw, "slots"),
-        peer_port=_get(raw, "peer_port", int),
-    )
+    seat = Seat(*item)
+    if not (type(seat.node_id) is type(seat.host) is type(seat.address) is str):
+        raise RecordError(f"{item!r} is not a seat")
+    if not (type(seat.slots) is type(seat.peer_port) is int and seat.slots > 0):
+        raise RecordError(f"{item!r} is not a seat")
+    return seat
