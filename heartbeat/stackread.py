@@ -87,7 +87,8 @@ def parse_faulthandler(text: str) -> StackSnapshot:
     """Parse a dump of all threads; of several in a row the last one. Foreign lines in between are skipped."""
     threads: list[tuple[str, str, bool, list[Frame]]] = []
     cut_off = bool(text) and not text.endswith("\n")
-    for line in text.split("\n"):
+    # Without the last piece: empty, or a line whose end is missing, and half a number is a wrong number.
+    for line in text.split("\n")[:-1]:
         header = _THREAD.match(line)
         if header is not None:
             identity = header[2]

@@ -19,6 +19,8 @@ RATIO = 1.5
 LATE_SHARE = 0.25
 LATE_OFTEN = 0.9
 LATE_AT_LEAST_S = 0.005
+LOCKSTEP = 1.1
+"""Ranks whose steps differ by more do not wait for each other, and drift apart."""
 HOLD_S = 30.0
 """A rank must stand out for so long before it is reported, and be inconspicuous as long before that is taken back."""
 
@@ -124,7 +126,8 @@ def _late(known: Mapping[int, Series], step_s: Mapping[int, float]) -> dict[int,
     rank, late = max(lateness.items(), key=lambda item: len(item[1]))
     typical_s = _median(late)
     enough_s = max(LATE_AT_LEAST_S, LATE_SHARE * step_s[rank])
-    if len(late) < LATE_OFTEN * len(common) or typical_s < enough_s:
-        return {}
     others_s = _median(own_s for other, own_s in step_s.items() if other != rank)
+    in_lockstep = step_s[rank] <= LOCKSTEP * others_s
+    if len(late) < LATE_OFTEN * len(common) or typical_s < enough_s or not in_lockstep:
+        return {}
     return {rank: Lag("late", step_s[rank], others_s, typical_s)}
