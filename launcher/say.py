@@ -37,8 +37,12 @@ class Say:
         """Why the launcher decided what."""
         self._at(logging.DEBUG, text)
 
+    def shows(self, level: int) -> bool:
+        """Whether a line of this level, of :mod:`logging`, would be seen: not worth making otherwise."""
+        return level >= self._level
+
     def _at(self, level: int, text: str) -> None:
-        if level >= self._level:
+        if self.shows(level):
             self._line(text)
 
     def _line(self, text: str) -> None:

@@ -1,10 +1,11 @@
 """What is made of the events while the job runs: one line at its end, metrics, health.
 
-Costs nothing before the first ranks are started, unless a port was asked for.
+Costs nothing before the first beat, unless a port was asked for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LONG_S = 60.0
 """A job without a restart that ran longer than this gets its line all the same."""
+_MANY = 500
+"""Events after which they are taken into account, before the log forgets them."""
 
 
 class Views:
@@ -36,6 +39,7 @@ class Views:
         self._say = say
         self._run_id = run_id
         self._ledger: Ledger | None = None
+        self._opened_at = 0.0
         self._servers: list[TinyServer] = []
 
     async def open(self, watch: Watch | None = None, standbys: Callable[[], int] | None = None) -> None:
@@ -46,6 +50,7 @@ class Views:
         """
         self._watch, self._standbys = watch, standbys
         self._events.observers.append(self._observe)
+        self._opened_at = clock.monotonic()
         wanted = self._config.metrics
         if wanted.port is not None:
             await self._serve("metrics", wanted.port, self._metrics_page)
@@ -61,21 +66,19 @@ class Views:
 
     def conclude(self) -> None:
         """Say how the job went, in one line; nothing of a job whose ranks never ran."""
-        if self._ledger is None:
+        if not self._say.shows(logging.INFO) and self._ledger is None and not self._is_told_anyway():
             return
-        from ftlaunch.launcher.history.goodput import account
-        from ftlaunch.launcher.history.summary import summary_line
-
         history = self.history()
         if not any(generation.slots for generation in history.generations):
             return
-        line = summary_line(history, account(history))
-        first = not history.generations[-1].group_rank
         # One node tells it for all.
-        if first and (history.restarts or history.wall_s > _LONG_S):
-            self._say.notice(line)
-        else:
-            self._say.info(line)
+        notable = not history.generations[-1].group_rank and bool(history.restarts or history.wall_s > _LONG_S)
+        if notable or self._say.shows(logging.INFO):
+            from ftlaunch.launcher.history.goodput import account
+            from ftlaunch.launcher.history.summary import summary_line
+
+            line = summary_line(history, account(history))
+            (self._say.notice if notable else self._say.info)(line)
 
     def history(self) -> History:
         """The run so far."""
@@ -88,9 +91,14 @@ class Views:
     def _observe(self, event: Mapping[str, Any]) -> None:
         if self._ledger is not None:
             self._ledger.feed(event)
-        elif event["event"] == "workers_started":
-            # Not before: while ranks start there is time for an import.
+        elif event["event"] == "training_resumed" or len(self._events.recent) >= _MANY:
+            # Not before: a short job has no use for it, and the import takes 10 ms.
             self._begin()
+
+    def _is_told_anyway(self) -> bool:
+        """Whether it was a long job or one with a restart, though no beat was ever heard."""
+        again = any(event["event"] == "rendezvous_completed" and event["generation"] for event in self._events.recent)
+        return again or clock.monotonic() - self._opened_at > _LONG_S
 
     def _begin(self) -> Ledger:
         if self._ledger is None:
