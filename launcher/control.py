@@ -64,10 +64,11 @@ class ControlServer:
             request = json.loads(line)
         except (ValueError, RecursionError):
             return {"error": "the request is not one line of JSON"}
-        if not isinstance(request, dict) or request.get("command") not in self._handlers:
+        command = request.get("command") if isinstance(request, dict) else None
+        if not isinstance(command, str) or command not in self._handlers:
             return {"error": f"unknown command; known are {', '.join(sorted(self._handlers))}"}
         try:
-            return {"result": await self._handlers[request["command"]](request)}
+            return {"result": await self._handlers[command](request)}
         except RequestError as error:
             return {"error": str(error)}
 
