@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 
+from ftlaunch.heartbeat import flags as _flags
 from ftlaunch.heartbeat.client import CHECKPOINT as _CHECKPOINT
 from ftlaunch.heartbeat.client import CLIENT as _CLIENT
 from ftlaunch.heartbeat.client import REQUEST as _REQUEST
@@ -45,6 +46,7 @@ __all__ = [
     "resume_path",
     "resume_step",
     "section",
+    "should_save",
 ]
 
 _COROUTINE = 0x80 | 0x100  # CO_COROUTINE and CO_ITERABLE_COROUTINE of the inspect module
@@ -128,6 +130,16 @@ def request_restart(reason: str) -> bool:
 def request_stop(reason: str) -> bool:
     """Ask the agent to end the job without a restart. From any thread; True when the agent was told."""
     return _CLIENT.tell(_REQUEST, {"what": "stop", "reason": str(reason)[:_MAX_REASON]})
+
+
+def should_save() -> bool:
+    """Whether the job was asked to end (preemption) and this is the moment to write a checkpoint and leave.
+
+    Poll it once per step: 0.2 µs. A script that does so, and has no handler of its own for the signal, gets no signal:
+    it sees True here, saves, and exits; all within ``--shutdown-timeout``. Stays True once it is.
+    """
+    _CLIENT.polls_save()
+    return _flags.is_set(_flags.SAVE_NOW)
 
 
 def checkpoint_saved(step: int | None = None, path: str | os.PathLike[str] = "") -> None:

@@ -79,6 +79,7 @@ class Client:
         self._thread = 0
         self._thread_chosen = False
         self._explicit = False
+        self._told_polling = False
         self._address = ""
         self._socket: socket | None = None
         self._send: Callable[[bytes], int] = _closed
@@ -218,6 +219,12 @@ class Client:
     def hello(self, phase: str) -> None:
         """Tell how far the start-up is."""
         self.tell(HELLO, {"pid": getpid(), "phase": phase})
+
+    def polls_save(self) -> None:
+        """Tell once that the script asks by itself whether it should save."""
+        if not self._told_polling:
+            self._told_polling = True
+            self.hello("polls")
 
     def tell(self, kind: int, payload: dict[str, object]) -> bool:
         """Send a message that matters; waits up to the remaining patience. From any thread. True when it was sent."""

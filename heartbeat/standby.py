@@ -314,7 +314,11 @@ def _modules_in(folder: str | None) -> set[str]:
 
 
 def _start_cold(order: worker.Order, environment: dict[str, str], ties: worker.Ties) -> NoReturn:
-    passed = {"FTLAUNCH_DEATH_FD": ties.death_fd, "FTLAUNCH_DUMP_FD": ties.dump_fd}
+    passed = {
+        "FTLAUNCH_DEATH_FD": ties.death_fd,
+        "FTLAUNCH_DUMP_FD": ties.dump_fd,
+        "FTLAUNCH_FLAGS_FD": ties.flags_fd,
+    }
     for key, fd in passed.items():
         environment.pop(key, None)
         if fd is not None:

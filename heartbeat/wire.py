@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
     HELLO = 1
     """The worker is up; payload ``pid``, ``phase``: ``start`` (bootstrap), ``script`` (about to run the user's code),
     ``import`` (torch.optim is loaded and hooked), ``optimizer`` (the script has made one) or ``init`` (it called
-    ``init()``): steps are to be expected."""
+    ``init()``): steps are to be expected; ``polls`` (the script asks ``should_save()``)."""
     BEAT = 2
     """Progress told by the script. Payload empty, or ``info`` (what the script passed) and/or ``sections`` after a lost
     section message."""

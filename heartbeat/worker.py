@@ -6,7 +6,7 @@ import os
 import sys
 from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal  # type: ignore[import-not-found] # no enum this way
 
-from ftlaunch.heartbeat import deathpipe, hooks, modules, run_main, stackdump
+from ftlaunch.heartbeat import deathpipe, flags, hooks, modules, run_main, stackdump
 from ftlaunch.heartbeat.client import CLIENT, high_descriptor
 
 TYPE_CHECKING = False
@@ -30,9 +30,12 @@ class Order:
 class Ties:
     """What the agent passed for this process alone; taken out of the environment, so no child sees it."""
 
-    def __init__(self, death_fd: int | None, dump_fd: int | None, agent_pid: int | None, affinity: str) -> None:
+    def __init__(
+        self, death_fd: int | None, dump_fd: int | None, flags_fd: int | None, agent_pid: int | None, affinity: str
+    ) -> None:
         self.death_fd = death_fd
         self.dump_fd = dump_fd
+        self.flags_fd = flags_fd
         self.agent_pid = agent_pid
         self.affinity = affinity
 
@@ -58,6 +61,7 @@ def take_ties() -> Ties:
     return Ties(
         _descriptor(taken("FTLAUNCH_DEATH_FD", "")),
         _descriptor(taken("FTLAUNCH_DUMP_FD", "")),
+        _descriptor(taken("FTLAUNCH_FLAGS_FD", "")),
         _descriptor(taken("FTLAUNCH_AGENT_PID", "")),
         taken("FTLAUNCH_AFFINITY", ""),
     )
@@ -69,6 +73,9 @@ def tie(ties: Ties, *, through_exec: bool = False) -> None:
     if ties.dump_fd is not None and not through_exec:
         ties.dump_fd = high_descriptor(ties.dump_fd)
         stackdump.register(ties.dump_fd)
+    if ties.flags_fd is not None and not through_exec:
+        ties.flags_fd = high_descriptor(ties.flags_fd)
+        flags.attach(ties.flags_fd)
     bind(ties.affinity)
 
 

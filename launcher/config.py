@@ -138,6 +138,8 @@ class StopConfig:
     shutdown_timeout_s: float = 30.0
     unkillable_timeout_s: float = 30.0
     signals: tuple[int, ...] = ()
+    preempt_signals: tuple[int, ...] = ()
+    """Ask ranks to save, end with 128+n whatever they end with: the job is to be queued again."""
     group_scope: bool = False
     """Send the polite signal to the whole process group instead of the leader only."""
 

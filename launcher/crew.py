@@ -17,7 +17,7 @@ from ftlaunch.launcher.config import StopConfig
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.orphans import reap_adopted
 from ftlaunch.launcher.process import SpawnSpec, WorkerProcess, spawn
-from ftlaunch.launcher.teardown import Teardown
+from ftlaunch.launcher.teardown import Signs, Teardown
 from ftlaunch.rendezvous.interface import World
 
 Post = Callable[[ev.Event], None]
@@ -109,7 +109,10 @@ class Crew:
         self.workers: list[WorkerProcess] = []
         self.generation = -1
         self.pool: Pool | None = None
+        self.ask_to_save: Callable[[], None] = lambda: None
+        """Lets ``should_save()`` be true in all ranks."""
         self._farewells: set[int] = set()
+        self._polling: set[int] = set()
         self.helpers: set[int] = set()
         """Pids of our own children that are no ranks: guardian, health checks."""
         self.teardown: Teardown | None = None
@@ -127,6 +130,7 @@ class Crew:
         self.generation = world.generation
         self.workers = []
         self._farewells = set()
+        self._polling = set()
         self.teardown = None
         warm = 0
         for rank in self._plan(world):
@@ -147,6 +151,11 @@ class Crew:
         if local_rank < len(self.workers):
             self._farewells.add(self.workers[local_rank].pid)
 
+    def note_polling(self, local_rank: int) -> None:
+        """The rank's script asks by itself whether it should save."""
+        if local_rank < len(self.workers):
+            self._polling.add(self.workers[local_rank].pid)
+
     def stop(self, action: StopWorkers) -> None:
         """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
         if self.pool is not None:
@@ -156,8 +165,13 @@ class Crew:
                 self.teardown.hurry()
             return
         self._ear.note_end()
+        if action.manner is Manner.POLITE:
+            self.ask_to_save()
         self.teardown = Teardown(
-            self.workers, self._stop, self._outsiders, self._ear.in_checkpoint, self._has_last_words
+            self.workers,
+            self._stop,
+            self._outsiders,
+            Signs(self._ear.in_checkpoint, self._has_last_words, lambda worker: worker.pid in self._polling),
         )
         self._run(self._stop_all(action, self.teardown))
 

@@ -45,6 +45,9 @@ class Audience(Protocol):
     def checkpoint_left(self, local_rank: int) -> None:
         """A rank has left its checkpoint section."""
 
+    def note_polling(self, local_rank: int) -> None:
+        """A rank asks by itself whether it should save."""
+
     def note_last_words(self, local_rank: int) -> None:
         """A rank is on its way out by itself."""
 
@@ -196,7 +199,9 @@ class Hearing:
             self._note_progress(heard.received_at)
         if was_saving and self._audience is not None and not self.watch.is_saving(message.local_rank):
             self._audience.checkpoint_left(message.local_rank)
-        if message.kind is Kind.LAST_WORDS:
+        if message.kind is Kind.HELLO and message.payload.get("phase") == "polls" and self._audience is not None:
+            self._audience.note_polling(message.local_rank)
+        elif message.kind is Kind.LAST_WORDS:
             if self._audience is not None:
                 self._audience.note_last_words(message.local_rank)
             self._post(self._last_words(message))

@@ -141,6 +141,9 @@ OPTIONS: tuple[Option, ...] = (
          "stop.unkillable_timeout_s", parse=positive_duration, default="30", metavar="DURATION"),
     _torchrun("signals-to-handle", RESTARTS, "Signals that are forwarded and end the job.", "stop.signals",
               parse=values.signals, default=SIGNALS, metavar="NAME,NAME"),
+    _own("preempt-signal", RESTARTS, "Signals that mean preemption: ranks are asked to save, and the code is 128+n "
+         "even if all of them end with 0, so that the job is queued again.", "stop.preempt_signals",
+         parse=values.signals, metavar="NAME,NAME"),
     _own("signal-scope", RESTARTS, "Who gets the polite signal: the rank alone, or its process group too.",
          "stop.group_scope", parse=choice("leader", "group"), default="leader", metavar="leader|group"),
     _own("exit-barrier-timeout", RESTARTS, "How long finished nodes wait for the others.",

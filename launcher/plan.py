@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import ftlaunch.heartbeat
+from ftlaunch.heartbeat import flags
 from ftlaunch.launcher.config import CommandConfig, Config
 from ftlaunch.launcher.crew import Rank
 from ftlaunch.launcher.environment import worker_environment
@@ -57,24 +59,45 @@ def _memory_file(name: str) -> int:
     return fd
 
 
+class Flags:
+    """One page that all ranks of this agent can read: see :mod:`ftlaunch.heartbeat.flags`."""
+
+    def __init__(self) -> None:
+        writable = os.memfd_create("ftlaunch-flags", os.MFD_CLOEXEC)
+        os.ftruncate(writable, flags.SIZE)
+        self._writable = writable
+        # Opened anew, so that a rank gets no right to write.
+        self.read_fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def ask_to_save(self) -> None:
+        """Let ``should_save()`` be true in every rank, now and in all that follow."""
+        os.pwrite(self._writable, b"\1", flags.SAVE_NOW)
+
+    def close(self) -> None:
+        """Ranks that have mapped the page keep it."""
+        os.close(self.read_fd)
+        os.close(self._writable)
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What ties a rank to its agent."""
+
+    marker: str
+    socket_path: str
+    lifeline: Lifeline
+    dumps: DumpFiles
+    flags: Flags
+
+
 class Plan:
     """Knows everything about a rank that does not change from one generation to the next."""
 
     def __init__(
-        self,
-        config: Config,
-        marker: str,
-        socket_path: str,
-        lifeline: Lifeline,
-        dumps: DumpFiles,
-        affinity: Sequence[frozenset[int] | None],
-        layout: LogLayout,
+        self, config: Config, wires: Wires, affinity: Sequence[frozenset[int] | None], layout: LogLayout
     ) -> None:
         self._config = config
-        self._marker = marker
-        self._socket_path = socket_path
-        self._lifeline = lifeline
-        self._dumps = dumps
+        self._wires = wires
         self._affinity = affinity
         self._layout = layout
 
@@ -93,14 +116,15 @@ class Plan:
         affinity = self._affinity[local_rank]
         return {
             "FTLAUNCH_AGENT_PID": str(os.getpid()),
-            "FTLAUNCH_DEATH_FD": str(self._lifeline.read_fd),
-            "FTLAUNCH_DUMP_FD": str(self._dumps.fds[local_rank]),
+            "FTLAUNCH_DEATH_FD": str(self._wires.lifeline.read_fd),
+            "FTLAUNCH_DUMP_FD": str(self._wires.dumps.fds[local_rank]),
+            "FTLAUNCH_FLAGS_FD": str(self._wires.flags.read_fd),
             **({"FTLAUNCH_AFFINITY": ",".join(map(str, sorted(affinity)))} if affinity else {}),
         }
 
     def pass_fds(self, local_rank: int) -> tuple[int, ...]:
         """Descriptors that :meth:`private_environment` speaks of."""
-        return (self._lifeline.read_fd, self._dumps.fds[local_rank])
+        return (self._wires.lifeline.read_fd, self._wires.dumps.fds[local_rank], self._wires.flags.read_fd)
 
     def _rank(self, world: World, local_rank: int) -> Rank:
         resume = world.shared.get("resume_from")
@@ -118,8 +142,8 @@ class Plan:
     def _environment(self, world: World, local_rank: int) -> Mapping[str, str]:
         error_file = self._layout.error_file(world.generation, world.rank_offset + local_rank, local_rank)
         extra = {
-            "FTLAUNCH_SOCKET": self._socket_path,
-            "FTLAUNCH_MARK": self._marker,
+            "FTLAUNCH_SOCKET": self._wires.socket_path,
+            "FTLAUNCH_MARK": self._wires.marker,
             "TORCHELASTIC_ERROR_FILE": str(error_file or ""),
             **self.private_environment(local_rank),
         }

@@ -180,6 +180,7 @@ def _stop(settings: Settings) -> StopConfig:
         shutdown_timeout_s=settings["shutdown-timeout"],
         unkillable_timeout_s=settings["unkillable-timeout"],
         signals=settings["signals-to-handle"],
+        preempt_signals=settings["preempt-signal"] or (),
         group_scope=settings["signal-scope"] == "group",
     )
 

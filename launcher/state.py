@@ -82,6 +82,8 @@ class State:
     """The whole of it. ``generation`` is -1 before the first one."""
 
     slots: int
+    preempt_signals: frozenset[int] = frozenset()
+    """Signals after which the job is never done, only interrupted: it is to be queued again."""
     joins_late: bool = False
     """Join only when the old generation is gone: what this node offers depends on what its ranks have written."""
     phase: Phase = Phase.JOINING

@@ -37,6 +37,15 @@ class Leftover:
         return f"pid {self.pid} ({self.name}, state {self.state}{where})"
 
 
+@dataclass(frozen=True)
+class Signs:
+    """What is known of a rank from what it said."""
+
+    in_checkpoint: Callable[[WorkerProcess], bool] = lambda worker: False
+    has_last_words: Callable[[WorkerProcess], bool] = lambda worker: False
+    polls_save: Callable[[WorkerProcess], bool] = lambda worker: False
+
+
 class Teardown:
     """One stop of one generation. :meth:`hurry` may make it more urgent while it runs."""
 
@@ -45,14 +54,12 @@ class Teardown:
         workers: Sequence[WorkerProcess],
         config: StopConfig,
         outsiders: Callable[[], Collection[int]],
-        in_checkpoint: Callable[[WorkerProcess], bool] = lambda worker: False,
-        has_last_words: Callable[[WorkerProcess], bool] = lambda worker: False,
+        signs: Signs | None = None,
     ) -> None:
         self._workers = workers
         self._config = config
         self._outsiders = outsiders
-        self._in_checkpoint = in_checkpoint
-        self._has_last_words = has_last_words
+        self._signs = signs or Signs()
         self._hurried = asyncio.Event()
         self._forced: set[int] = set()
         self.killed: set[int] = set()
@@ -91,9 +98,9 @@ class Teardown:
         """
         graced, saving, leaving = [], [], []
         for worker in self._alive():
-            if self._has_last_words(worker):
+            if self._signs.has_last_words(worker):
                 leaving.append(worker)
-            elif self._in_checkpoint(worker):
+            elif self._signs.in_checkpoint(worker):
                 saving.append(worker)
             elif proctree.has_handler(worker.pid, signal.SIGTERM) and not _is_stopped(worker.pid):
                 graced.append(worker)
@@ -114,14 +121,26 @@ class Teardown:
             return
         for worker in workers:
             self.asked.add(worker.pid)
-            if self._config.group_scope:
-                worker.signal_group(signum)
-            else:
+            wanted = self._suitable(worker, signum)
+            if wanted is not None and self._config.group_scope:
+                worker.signal_group(wanted)
+            elif wanted is not None:
                 # The leader only: its data-loader children must live while it saves.
-                worker.signal(signum)
+                worker.signal(wanted)
             # A stopped process keeps every signal but SIGKILL pending (signal(7)).
             worker.signal(signal.SIGCONT)
         await self._wait_or_hurry(workers, grace_s)
+
+    def _suitable(self, worker: WorkerProcess, signum: int) -> int | None:
+        """The signal to send: one that the rank handles, or none if it would die of it although it polls."""
+        if signum == signal.SIGINT or proctree.has_handler(worker.pid, signum):
+            return signum
+        if proctree.has_handler(worker.pid, signal.SIGTERM):
+            return signal.SIGTERM
+        if self._signs.polls_save(worker):
+            return None
+        # Nothing can be saved: the default action ends it at once. SIGTERM, because that of others may be to ignore.
+        return signal.SIGTERM
 
     async def _wait_or_hurry(self, workers: Sequence[WorkerProcess], grace_s: float) -> None:
         exits: asyncio.Future[Any] = asyncio.gather(*(asyncio.shield(worker.exited) for worker in workers))

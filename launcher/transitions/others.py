@@ -88,7 +88,9 @@ def _signalled(state: State, event: ev.SignalReceived, now: float, judge: Judge)
     reason = f"received {signal_name(event.signum)}" + (" again" if again else "")
     if again:
         return _second_signal(state, event, reason)
-    ending = Ending(Outcome.LEFT, 128 + event.signum, reason, clean_exit_code=0)
+    # Ranks that saved and left with 0 because of a preemption have not finished the job.
+    clean = None if event.signum in state.preempt_signals else 0
+    ending = Ending(Outcome.LEFT, 128 + event.signum, reason, clean_exit_code=clean)
     return end(replace(state, signals=1), ending, Manner.POLITE, event.signum)
 
 

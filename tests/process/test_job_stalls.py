@@ -244,3 +244,42 @@ def test_beats_of_a_program_below_a_wrapper_count(ftlaunch: Launcher, tmp_path: 
     wrapper.chmod(0o755)
     job = ftlaunch("--no-python", "--hang-floor", "1", "--max-restarts", "1", wrapper, script)
     assert job.wait() == 0 and len(stalls(job)) == 1
+
+
+SAVING = """
+for step in range(10**6):
+    time.sleep(0.01)
+    hb.beat(step)
+    if step == 5: say("ready")
+    if hb.should_save():
+        open(sys.argv[1] + str(RANK), "w").write(str(step))
+        hb.checkpoint_saved(step, sys.argv[1])
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "signum", "code"),
+    [
+        (("--preempt-signal", "SIGUSR1"), signal.SIGUSR1, 128 + signal.SIGUSR1),
+        (("--preempt-signal", "SIGTERM,SIGUSR2"), signal.SIGTERM, 143),
+        ((), signal.SIGTERM, 0),
+    ],
+)
+def test_ranks_that_poll_are_not_signalled_but_save_and_leave(
+    ftlaunch: Launcher, tmp_path: Path, options: tuple[str, ...], signum: int, code: int
+) -> None:
+    job = ftlaunch("--nproc-per-node", "2", *options, write(tmp_path, SAVING), tmp_path / "saved")
+    wait_until(lambda: job.out.count("ready") == 2, 30)
+    job.signal(signum)
+    assert job.wait(30) == code
+    assert (tmp_path / "saved0").exists() and (tmp_path / "saved1").exists()
+    assert len(job.events("workers_started")) == 1
+
+
+def test_preempted_rank_with_a_handler_of_its_own_gets_that_signal(ftlaunch: Launcher, tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGUSR1, lambda *a: sys.exit(0))\nsay('ready')\nwhile True: time.sleep(1)"
+    job = ftlaunch("--preempt-signal", "SIGUSR1", write(tmp_path, body))
+    job.wait_for_output("ready")
+    job.signal(signal.SIGUSR1)
+    assert job.wait(30) == 128 + signal.SIGUSR1
