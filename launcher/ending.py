@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def report(job: Job, end: do.Exit, state: State, narrator: Narrator) -> tuple[int, str]:
     """The exit code (as torchrun's if asked for) and the text to print last; a copy goes to the run directory."""
+    narrator.settle()
     incident = narrator.incident
     if incident is None:
         return end.exit_code, ""
@@ -41,6 +42,8 @@ def report(job: Job, end: do.Exit, state: State, narrator: Narrator) -> tuple[in
             ends=incident.consequences,
             logs=str(layout.generation_dir(incident.generation) or ""),
             records=str(run.path) if run is not None else "",
+            diagnosis=incident.diagnosis,
+            hints=[incident.diagnosis.hint] if incident.diagnosis is not None else [],
         )
     )
     if run is not None:

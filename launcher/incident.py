@@ -64,6 +64,21 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What a rank died of, as far as this node's evidence tells. ``kind`` and ``confidence`` as in
+    :mod:`ftlaunch.launcher.evidence.diagnosis`; ``hint``: what would have helped, may be empty."""
+
+    kind: str
+    sentence: str
+    confidence: str
+    hint: str = ""
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence if self.confidence == "certain" else f"{self.sentence} ({self.confidence})"
+
+
+@dataclass(frozen=True)
 class Incident:
     """A generation's end. ``decision`` is ``restart`` or ``stop``."""
 
@@ -75,6 +90,12 @@ class Incident:
     """Wall time at which it was recorded."""
     consequences: tuple[RankEnd, ...] = ()
     timeline: tuple[Moment, ...] = ()
+    diagnosis: Verdict | None = None
+    """Of the rank that brought the generation down, which need not be the first that failed."""
+    others: tuple[Verdict, ...] = ()
+    """Of all other ranks of this node that have ended, in order of death."""
+    progress: str = ""
+    """When each rank was last seen to make progress before the failure."""
 
     @property
     def phases_s(self) -> Mapping[str, float]:
@@ -156,6 +177,9 @@ def from_json(shape: Mapping[str, Any]) -> Incident:
         time=str(shape.get("time", "")),
         consequences=tuple(RankEnd(**end) for end in shape.get("consequences", ())),
         timeline=tuple(Moment(**moment) for moment in shape.get("timeline", ())),
+        diagnosis=Verdict(**shape["diagnosis"]) if shape.get("diagnosis") else None,
+        others=tuple(Verdict(**verdict) for verdict in shape.get("others", ())),
+        progress=str(shape.get("progress", "")),
     )
 
 

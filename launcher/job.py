@@ -20,10 +20,13 @@ from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
 from ftlaunch.launcher.errors import FtlaunchError, UsageError
+from ftlaunch.launcher.facts import Facts
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.guard import Guard
 from ftlaunch.launcher.hearing import Hearing
+from ftlaunch.launcher.inquiry import Inquiry
 from ftlaunch.launcher.narrator import Narrator, Stopped
+from ftlaunch.launcher.node import Node, WatchedCrew
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
@@ -155,7 +158,7 @@ class Job:
             guard.dismiss()
 
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
-        agent, crew, narrator = self._build(hearing)
+        agent, crew, narrator, node = self._build(hearing)
         run = str(self.place.run.path) if self.place.run is not None else ""
         office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run)
         control = await commands.serve(office, hearing.endpoint.directory)
@@ -168,14 +171,18 @@ class Job:
             asyncio.get_running_loop().call_soon(agent.post, ev.SignalReceived(signum))
         try:
             end = await agent.run()
+        failed = False
         finally:
             if crew.pool is not None:
+            failed = end.exit_code != 0
                 crew.pool.close()
+            narrator.settle()
+            await node.close(failed)
             await agent.close()
             await control.close()
         return self._conclude(end, agent.state, narrator, crew)
 
-    def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator]:
+    def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator, Node]:
         binding = numa.affinity(self.config)
         for note in binding.notes:
             self.say.warning(note)
@@ -186,7 +193,11 @@ class Job:
         helpers = bystanders.PIDS
         resume = self._make_resume(helpers)
         agent = Agent(
-            State(slots=self.config.workers.nproc, joins_late=resume is not None),
+            State(
+                slots=self.config.workers.nproc,
+                preempt_signals=frozenset(self.config.stop.preempt_signals),
+                joins_late=resume is not None or bool(self.config.node.health_check),
+            ),
             partial(_judge, self.config.restarts),
             make_rendezvous(self.config, resume.publish if resume is not None else None),
             narrator,
@@ -199,7 +210,19 @@ class Job:
         crew.pool = self._make_pool(plan, output, agent)
         agent.employ(crew)
         crew.on_evidence = narrator.add_evidence
-        return agent, crew, narrator
+        crew.ask_to_save = self.flags.ask_to_save
+        node = self._make_node(agent, crew, narrator, hearing)
+        agent.employ(WatchedCrew(crew, node))
+        return agent, crew, narrator, node
+
+    def _make_node(self, agent: Agent, crew: Crew, narrator: Narrator, hearing: Hearing) -> Node:
+        own_paths = [str(self.place.run.path)] if self.place.run is not None else []
+        node = Node(self.config, self.marker, own_paths, agent, self._tell)
+        node.standbys = lambda: crew.pool.pids() if crew.pool is not None else ()
+        node.inquiry = narrator.inquiry = Inquiry(Facts(self.pump, hearing, node, self.say), agent.begin)
+        agent.prepare_with(node.prepare)
+        agent.reclaim_with(node.reclaim)
+        return node
 
     def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:
         command = self.config.command
@@ -270,9 +293,21 @@ class Job:
         if run is not None:
             run.describe({"finished": True, "exit_code": end.exit_code, "reason": end.reason}, self.say.warning)
         if end.exit_code == 0 or narrator.failure is None or state.failure is None:
+        if end.exit_code != 0:
+            self._leave_reason(end, narrator)
             return end.exit_code, ""
         return ending.report(self, end, state, narrator)
 
+
+    def _leave_reason(self, end: do.Exit, narrator: Narrator) -> None:
+        """For whoever looks why the container ended."""
+        from ftlaunch.launcher.health.termination_log import choose_path, write_termination_log
+
+        diagnosis = narrator.incident.diagnosis if narrator.incident is not None else None
+        lines = [end.reason, *([str(diagnosis)] if diagnosis is not None else [])]
+        note = write_termination_log(choose_path(self.config.node.termination_log), "\n".join(lines) + "\n")
+        if note:
+            self.say.warning(note)
 
 def make_rendezvous(config: Config, publish: Publish | None = None) -> Rendezvous:
     """The backend that the configuration names."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftlaunch.launcher import actions as do
@@ -20,6 +22,7 @@ from ftlaunch.launcher.state import State, WorkerState
 if TYPE_CHECKING:
     from ftlaunch.launcher.incident import FailureCause, Incident, Moment, RankEnd
 
+    from ftlaunch.launcher.inquiry import Inquiry
 PHASES = (
     "failure_detected",
     "workers_stopped",
@@ -35,6 +38,11 @@ ENDING = frozenset({"failure_detected", "workers_stopped", "gpu_reclaimed"})
 
 
 @dataclass(frozen=True)
+_SPEAK_S = 0.2
+"""Nobody reads faster, and by then the ranks are mostly stopped and started anew: that comes first."""
+_SETTLE_S = 0.1
+
+
 class Stopped:
     """Which leaders got which signal from us in the generation's teardown."""
 
@@ -54,10 +62,14 @@ class Narrator:
         self.faults: dict[int, Fault] = {}
         """By global rank: how often it was the first to fail."""
         self._events = events
+        self.inquiry: Inquiry | None = None
+        """Finds out what was behind a failure."""
         self._run = run
         self._say = say
         self._stopped = stopped
         self._moments: dict[str, float] = {}
+        self._case: Callable[[], Case] | None = None
+        self._unsaid: Callable[[], None] | None = None
         self._failed_generation: int | None = None
 
     def record(self, action: do.Record, state: State) -> None:
@@ -68,14 +80,22 @@ class Narrator:
             fields["local_rank"] = action.local_rank
         self._events.write(action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields)
         if action.say:
+        if action.say or action.name == "training_resumed":
+            self._speak_up()
             self._say.notice(action.reason)
         if action.name == "failure_detected":
+        if action.name == "training_resumed" and self.inquiry is not None:
+            self.inquiry.refresh()
             self._failed_generation = action.generation
         if self._failed_generation is None or not self._belongs(action):
+        if self._failed_generation is not None and action.name == "workers_unkillable":
+            self._complete(state)
             return
         self._note_moment(action)
         if action.name == "workers_stopped":
-            self._complete(_rank_ends(state, self._stopped()))
+            self._complete(state)
+        if action.name == "workers_started" and self._case is not None:
+            asyncio.get_running_loop().call_later(_SETTLE_S, self.settle)
 
     def _belongs(self, action: do.Record) -> bool:
         """Whether this is a moment of the recovery under way: of the failed generation until it is gone, then later."""
@@ -88,6 +108,7 @@ class Narrator:
         from ftlaunch.launcher.incident import Incident
 
         failure = action.failure
+        self.settle()
         self.failure = failure
         decision = "restart" if action.restart else "stop"
         cause = self._cause(failure, state)
@@ -99,7 +120,73 @@ class Narrator:
         )
         self._write()
         self._remember(cause, decision, action.reason)
-        self._say.notice(f"{_subject(cause)} {failure.reason}; {action.reason}")
+        self._unsaid = partial(self._announce, f"{_subject(cause)} {failure.reason}", action.reason)
+        if self.inquiry is None:
+            self._speak_up()
+        else:
+            self._case = self._make_case(failure, state)
+            asyncio.get_running_loop().call_soon(self.inquiry.note, failure.generation)
+            asyncio.get_running_loop().call_later(_SPEAK_S, self._speak_up)
+
+    def _speak_up(self) -> None:
+        """Tell the user of the failure, unless that is done: before anything that follows from it is told."""
+        unsaid, self._unsaid = self._unsaid, None
+        if unsaid is not None:
+            unsaid()
+
+    def _announce(self, line: str, decision_reason: str) -> None:
+        """What happened and what follows, by the better one of two names for it."""
+        verdict, hint = None, ""
+        if self.inquiry is not None and self._case is not None:
+            verdict = self.inquiry.judge_first(self._case())
+        if verdict is not None and self.incident is not None:
+            from ftlaunch.launcher.evidence.case import says_more
+
+            self.incident = replace(self.incident, diagnosis=verdict)
+            self._write()
+            if says_more(verdict):
+                line, hint = str(verdict), verdict.hint
+        self._say.notice(f"{line}; {decision_reason}" + (f"\nhint: {hint}" if hint else ""))
+
+    def settle(self) -> None:
+        """Nothing more will be known of the last failure: complete its incident. A few ms."""
+        self._speak_up()
+        make, self._case = self._case, None
+        if make is None or self.inquiry is None or self.incident is None:
+            return
+        before = self.incident.diagnosis
+        answer = self.inquiry.investigate(make())
+        verdict = answer.verdict
+        self.incident = replace(self.incident, diagnosis=verdict, others=answer.others, progress=answer.progress)
+        self._write()
+        if verdict is None:
+            return
+        self._events.write(
+            "diagnosed",
+            generation=self.incident.generation,
+            rank=verdict.rank,
+            reason=verdict.sentence,
+            kind=verdict.kind,
+            confidence=verdict.confidence,
+            hint=verdict.hint,
+        )
+        if before is not None and (before.kind, before.rank) != (verdict.kind, verdict.rank):
+            self._say.notice(f"on a closer look: {verdict}" + (f"\nhint: {verdict.hint}" if verdict.hint else ""))
+
+    def _make_case(self, failure: Failure, state: State) -> Callable[[], Case]:
+        """For the inquiry. Made only when it is needed: what it consists of is not loaded before."""
+        sources = self.inquiry.sources if self.inquiry is not None else None
+        ages = sources.ages(failure.at) if sources is not None else {}
+        stopped = self._stopped()
+
+        def make() -> Case:
+            from ftlaunch.launcher.evidence.case import Case
+
+            first_rank = state.world.rank_offset if state.world is not None else 0
+            gpus = sources.gpus() if sources is not None else {}
+            return Case(failure, state.workers, first_rank, stopped.killed, stopped.asked, ages, gpus)
+
+        return make
 
     def add_evidence(self, blocks: tuple[str, ...]) -> None:
         """Stacks and the like, collected before the ranks were stopped."""
@@ -144,11 +231,15 @@ class Narrator:
         if action.name == "training_resumed":
             self._failed_generation = None
 
-    def _complete(self, ends: tuple[RankEnd, ...]) -> None:
+    def _complete(self, state: State) -> None:
+        """The ranks are gone, as far as they can be."""
         incident = self.incident
         if incident is None or self.failure is None:
             return
         code = next((end.exit_code for end in ends if end.local_rank == incident.cause.local_rank), None)
+        ends = _rank_ends(state, self._stopped())
+        if self.inquiry is not None:
+            self._case = self._make_case(state.failure or self.failure, state)
         if code is not None and code >= 0 and self.failure.kind is not FailureKind.STALL:
             incident = replace(incident, cause=replace(incident.cause, exit_code=code))
         self.incident = replace(incident, consequences=ends, timeline=self._timeline())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftlaunch.launcher.errorfile import ErrorFile
 from ftlaunch.launcher.exit_codes import ExitCode, from_wait_status, signal_name
-from ftlaunch.launcher.incident import FailureCause, RankEnd
+from ftlaunch.launcher.incident import FailureCause, RankEnd, Verdict
 
 _WIDTH = 78
 _TRACEBACK_HEAD = 20
@@ -38,6 +38,7 @@ class FailureReport:
     logs: str = ""
     records: str = ""
     hints: Sequence[str] = ()
+    diagnosis: Verdict | None = None
 
 
 def render(report: FailureReport) -> str:
@@ -111,6 +112,7 @@ def _cause_block(report: FailureReport) -> list[str]:
     rows.append(("exitcode", describe_code(cause.exit_code) if cause.exit_code is not None else ""))
     rows.append(("kind", cause.kind))
     rows.append(("reason", clean(cause.reason)))
+    rows.append(("diagnosis", "" if report.diagnosis is None else clean(str(report.diagnosis))))
     rows.append(("step", "" if cause.step is None else str(cause.step)))
     rows.append(("place", clean(cause.place)))
     rows.append(("error_file", report.error_file.path if report.error_file else ""))

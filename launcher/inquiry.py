@@ -1,0 +1,147 @@
+"""Why did this generation end? A quick look as soon as a rank has failed, the whole story when the next one runs.
+
+Nothing waits for it: the ranks are killed and started anew meanwhile. Only counters that could be lost are read early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ftlaunch.launcher.offload import in_thread
+
+if TYPE_CHECKING:
+    from ftlaunch.launcher.evidence.case import Answer, Case
+    from ftlaunch.launcher.evidence.collect import NodeWatch
+    from ftlaunch.launcher.evidence.diagnosis import NodeEvidence
+    from ftlaunch.launcher.gpu.model import XidEvent
+    from ftlaunch.launcher.incident import Verdict
+
+_SETTLE_S = 0.25
+"""The first ranks start undisturbed: loading what is needed to watch them takes some 20 ms."""
+_MOVED_S = 2.0
+_LOAD_TIMEOUT_S = 30.0
+
+
+class Sources(Protocol):
+    """Where facts come from that the agent's state does not hold."""
+
+    def tail(self, generation: int, local_rank: int) -> Sequence[bytes]:
+        """The last lines that the rank wrote to stderr."""
+
+    def ages(self, at: float) -> Mapping[int, float]:
+        """By local rank: how long before that moment it made progress."""
+
+    def xids(self) -> Sequence[XidEvent]:
+        """All critical errors that the GPU driver ever reported."""
+
+    def gpus(self) -> Mapping[int, str]:
+        """By pid: the UUID of its device, where that is known."""
+
+    def warn(self, text: str) -> None:
+        """Tell the user."""
+
+
+class Inquiry:
+    """Follows one generation at a time."""
+
+    def __init__(self, sources: Sources, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        self.sources = sources
+        self._run = run
+        self._watch: NodeWatch | None = None
+        self._opening = False
+        self._current: tuple[int, Sequence[int]] = (-1, ())
+        self._generation = -1
+        """The one whose counters were taken."""
+        self._early: NodeEvidence | None = None
+        """Of the current generation, read when its first rank failed."""
+        self._kept: tuple[int, NodeEvidence] | None = None
+        """Of the one before."""
+        self._timers: list[asyncio.Handle] = []
+
+    def begin_soon(self, generation: int, pids: Sequence[int]) -> None:
+        """These ranks have just been started: remember where all counters stand, as soon as nothing is held up."""
+        self._current = (generation, pids)
+        self._cancel()
+        loop = asyncio.get_running_loop()
+        if self._watch is not None:
+            self._timers = [loop.call_soon(self._begin), loop.call_later(_MOVED_S, self.refresh)]
+        elif not self._opening:
+            self._opening = True
+            self._run(self._open())
+
+    def refresh(self) -> None:
+        """The ranks have settled: some may have moved to control groups of their own."""
+        if self._watch is not None:
+            self._watch.refresh()
+
+    def note(self, generation: int) -> None:
+        """A rank has failed: read what could be lost soon. Below 1 ms."""
+        if self._watch is not None and generation == self._generation:
+            self._early = self._watch.look(self.sources.xids())
+
+    def judge_first(self, case: Case) -> Verdict | None:
+        """The verdict on the rank that failed first; about 1 ms."""
+        from ftlaunch.launcher.evidence.case import judge_first
+
+        generation = case.failure.generation
+        return judge_first(case, self._look(generation), partial(self.sources.tail, generation))
+
+    def investigate(self, case: Case) -> Answer:
+        """Judge all ranks of this node. A few ms."""
+        from ftlaunch.launcher.evidence.case import judge_all
+
+        generation = case.failure.generation
+        return judge_all(case, self._look(generation), partial(self.sources.tail, generation))
+
+    def close(self) -> None:
+        """Stop following."""
+        self._cancel()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    async def _open(self) -> None:
+        await asyncio.sleep(_SETTLE_S)
+        # In a thread, so that a death in these milliseconds is seen at once.
+        self._watch, warning = await in_thread(_load, _LOAD_TIMEOUT_S)
+        if warning:
+            self.sources.warn(warning)
+        self._begin()
+        self._timers = [asyncio.get_running_loop().call_later(_MOVED_S, self.refresh)]
+
+    def _begin(self) -> None:
+        if self._watch is None:
+            return
+        if self._generation >= 0:
+            # Before the counters are taken anew.
+            self._kept = (self._generation, self._look(self._generation))
+        self._early = None
+        self._generation, pids = self._current
+        self._watch.begin(pids, self.sources.xids())
+
+    def _look(self, generation: int) -> NodeEvidence:
+        from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN
+
+        if self._watch is not None and generation == self._generation:
+            now, early = self._watch.look(self.sources.xids()), self._early
+            # A control group may be gone together with its last process, and its counters with it.
+            return replace(now, oom=early.oom) if early is not None and early.oom.kills and not now.oom.kills else now
+        return self._kept[1] if self._kept is not None and self._kept[0] == generation else NOTHING_KNOWN
+
+    def _cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+
+def _load() -> tuple[NodeWatch, str]:
+    """Everything that will be needed when a rank dies, and the warning that it may not help."""
+    from ftlaunch.launcher.evidence import case  # noqa: F401 - loaded now for then
+    from ftlaunch.launcher.evidence.collect import open_node_watch
+    from ftlaunch.launcher.evidence.oom import warn_of_group_kill
+
+    return open_node_watch(), warn_of_group_kill()
