@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ftlaunch.launcher.config import CommandKind, Config, StandbyMode
@@ -42,14 +43,16 @@ def _stalls(config: Config) -> Iterator[Finding]:
 def _timeouts(config: Config) -> Iterator[Finding]:
     heartbeat = config.heartbeat
     for option, seconds in (("--init-timeout", heartbeat.init_timeout_s), ("--hang-timeout", heartbeat.hang_timeout_s)):
-        if seconds > _DAY_S:
+        if not 0 < seconds < math.inf:
+            yield warning("stalls", f"{option} {seconds:g}: no limit, such a hang is never noticed")
+        elif seconds > _DAY_S:
             yield warning("stalls", f"{option} {seconds:g} s is more than a day: a hang costs that long")
-    if heartbeat.hang_timeout_s > _LONG_S >= heartbeat.init_timeout_s:
+    if _DAY_S >= heartbeat.hang_timeout_s > _LONG_S:
         yield note("stalls", f"--hang-timeout {heartbeat.hang_timeout_s:g} s holds until the job's rhythm is known")
     for name, seconds in sorted(heartbeat.section_timeouts_s.items()):
         if seconds > _DAY_S:
             yield warning("stalls", f"--section-timeout {name}={seconds:g} is more than a day")
-    if heartbeat.floor_s > heartbeat.hang_timeout_s:
+    if heartbeat.floor_s > heartbeat.hang_timeout_s > 0:
         yield warning(
             "stalls",
             f"--hang-floor {heartbeat.floor_s:g} s is above --hang-timeout {heartbeat.hang_timeout_s:g} s: "
