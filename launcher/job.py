@@ -169,15 +169,15 @@ class Job:
         hearing.start(agent.post, crew)
         for signum in self.early.received:
             asyncio.get_running_loop().call_soon(agent.post, ev.SignalReceived(signum))
+        failed = False
         try:
             end = await agent.run()
-        failed = False
-        finally:
-            if crew.pool is not None:
             failed = end.exit_code != 0
-                crew.pool.close()
+        finally:
             narrator.settle()
             await node.close(failed)
+            if crew.pool is not None:
+                crew.pool.close()
             await agent.close()
             await control.close()
         return self._conclude(end, agent.state, narrator, crew)
@@ -208,7 +208,6 @@ class Job:
         crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
         crew.helpers = helpers
         crew.pool = self._make_pool(plan, output, agent)
-        agent.employ(crew)
         crew.on_evidence = narrator.add_evidence
         crew.ask_to_save = self.flags.ask_to_save
         node = self._make_node(agent, crew, narrator, hearing)
@@ -292,12 +291,11 @@ class Job:
         run = self.place.run
         if run is not None:
             run.describe({"finished": True, "exit_code": end.exit_code, "reason": end.reason}, self.say.warning)
-        if end.exit_code == 0 or narrator.failure is None or state.failure is None:
         if end.exit_code != 0:
             self._leave_reason(end, narrator)
+        if end.exit_code == 0 or narrator.failure is None or state.failure is None:
             return end.exit_code, ""
         return ending.report(self, end, state, narrator)
-
 
     def _leave_reason(self, end: do.Exit, narrator: Narrator) -> None:
         """For whoever looks why the container ended."""
@@ -308,6 +306,7 @@ class Job:
         note = write_termination_log(choose_path(self.config.node.termination_log), "\n".join(lines) + "\n")
         if note:
             self.say.warning(note)
+
 
 def make_rendezvous(config: Config, publish: Publish | None = None) -> Rendezvous:
     """The backend that the configuration names."""

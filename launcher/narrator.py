@@ -20,9 +20,10 @@ from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.state import State, WorkerState
 
 if TYPE_CHECKING:
+    from ftlaunch.launcher.evidence.case import Case
     from ftlaunch.launcher.incident import FailureCause, Incident, Moment, RankEnd
-
     from ftlaunch.launcher.inquiry import Inquiry
+
 PHASES = (
     "failure_detected",
     "workers_stopped",
@@ -37,12 +38,12 @@ ENDING = frozenset({"failure_detected", "workers_stopped", "gpu_reclaimed"})
 """Those of the old generation; the others are of the next one."""
 
 
-@dataclass(frozen=True)
 _SPEAK_S = 0.2
 """Nobody reads faster, and by then the ranks are mostly stopped and started anew: that comes first."""
 _SETTLE_S = 0.1
 
 
+@dataclass(frozen=True)
 class Stopped:
     """Which leaders got which signal from us in the generation's teardown."""
 
@@ -61,15 +62,15 @@ class Narrator:
         """What ended the last failed generation."""
         self.faults: dict[int, Fault] = {}
         """By global rank: how often it was the first to fail."""
-        self._events = events
         self.inquiry: Inquiry | None = None
         """Finds out what was behind a failure."""
+        self._events = events
         self._run = run
         self._say = say
         self._stopped = stopped
-        self._moments: dict[str, float] = {}
         self._case: Callable[[], Case] | None = None
         self._unsaid: Callable[[], None] | None = None
+        self._moments: dict[str, float] = {}
         self._failed_generation: int | None = None
 
     def record(self, action: do.Record, state: State) -> None:
@@ -79,17 +80,17 @@ class Narrator:
         if action.local_rank is not None:
             fields["local_rank"] = action.local_rank
         self._events.write(action.name, generation=action.generation, rank=rank, reason=action.reason or None, **fields)
-        if action.say:
         if action.say or action.name == "training_resumed":
             self._speak_up()
+        if action.say:
             self._say.notice(action.reason)
-        if action.name == "failure_detected":
         if action.name == "training_resumed" and self.inquiry is not None:
             self.inquiry.refresh()
+        if action.name == "failure_detected":
             self._failed_generation = action.generation
-        if self._failed_generation is None or not self._belongs(action):
         if self._failed_generation is not None and action.name == "workers_unkillable":
             self._complete(state)
+        if self._failed_generation is None or not self._belongs(action):
             return
         self._note_moment(action)
         if action.name == "workers_stopped":
@@ -107,8 +108,8 @@ class Narrator:
         """The generation's fate is decided: begin its incident and tell the user."""
         from ftlaunch.launcher.incident import Incident
 
-        failure = action.failure
         self.settle()
+        failure = action.failure
         self.failure = failure
         decision = "restart" if action.restart else "stop"
         cause = self._cause(failure, state)
@@ -236,10 +237,10 @@ class Narrator:
         incident = self.incident
         if incident is None or self.failure is None:
             return
-        code = next((end.exit_code for end in ends if end.local_rank == incident.cause.local_rank), None)
         ends = _rank_ends(state, self._stopped())
         if self.inquiry is not None:
             self._case = self._make_case(state.failure or self.failure, state)
+        code = next((end.exit_code for end in ends if end.local_rank == incident.cause.local_rank), None)
         if code is not None and code >= 0 and self.failure.kind is not FailureKind.STALL:
             incident = replace(incident, cause=replace(incident.cause, exit_code=code))
         self.incident = replace(incident, consequences=ends, timeline=self._timeline())
