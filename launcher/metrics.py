@@ -94,6 +94,11 @@ def _counts(history: History, told: Account) -> Iterator[Metric]:
     for cause, count in sorted(causes.items()):
         restarts.add_metric([cause], count)
     yield restarts
+    diagnoses = CounterMetricFamily("ftlaunch_diagnoses", "What ranks died of, by the evidence.", labels=["kind"])
+    kinds = Counter(item.diagnosed.kind for item in history.generations if item.diagnosed is not None)
+    for kind, count in sorted(kinds.items()):
+        diagnoses.add_metric([kind], count)
+    yield diagnoses
     fenced = sum(incident.cause.kind == "lease" for incident in history.incidents.values())
     help_text = "Times that this node stopped its ranks because its lease might have expired."
     yield CounterMetricFamily("ftlaunch_fencing", help_text, value=fenced)

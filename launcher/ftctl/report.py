@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._runs import find_run
 from ftlaunch.launcher.history.read import read_history
 from ftlaunch.launcher.history.summary import summary_line
+from ftlaunch.launcher.history.tables import first_rank
 from ftlaunch.launcher.history.text import render_text
 from ftlaunch.launcher.history.together import Job, put_together
 
@@ -63,10 +65,11 @@ def numbers(job: Job) -> dict[str, Any]:
         "incidents": [
             {
                 "generation": loss.incident.generation,
-                "rank": loss.incident.cause.rank,
+                "rank": first_rank(loss),
                 "host": loss.incident.cause.host,
                 "cause": loss.cause,
                 "reason": loss.incident.cause.reason,
+                "diagnosis": None if loss.diagnosed is None else asdict(loss.diagnosed),
                 "at_s": round(loss.at_s, 6),
                 "recovery_s": None if loss.recovery_s is None else round(loss.recovery_s, 6),
                 "phases_s": {use.value: round(spent, 6) for use, spent in loss.phases_s.items()},

@@ -30,6 +30,7 @@ def advice(history: History, account: Account) -> list[str]:
         return []
     found = [*_repeated(history, account), *_silence(account.losses), *_setup(history, account)]
     found += [*_slow_phases(account.losses), *_hosts(account.losses), *_exceptions(account.losses)]
+    found += _hints(account.losses)
     if not account.heard:
         advised = "call ftlaunch.heartbeat.beat(step) in the training loop"
         found.append((0.0, f"No beat was heard, so goodput is not known and stalls are not seen: {advised}."))
@@ -108,6 +109,15 @@ def _exceptions(losses: Sequence[Loss]) -> Iterator[_Finding]:
         if count > 1:
             lost = sum(loss.lost_s for loss in losses if loss.incident.cause.place == place)
             yield lost, f"{exception} at {place} ended {count} generations: a fault of the script or of its data."
+
+
+def _hints(losses: Sequence[Loss]) -> Iterator[_Finding]:
+    """What the diagnoses advise, each once."""
+    told = [(loss.diagnosed, loss.lost_s) for loss in losses if loss.diagnosed is not None and loss.diagnosed.hint]
+    counts = Counter((diagnosed.kind, diagnosed.hint) for diagnosed, _ in told)
+    for (kind, hint), count in counts.items():
+        lost = sum(lost_s for diagnosed, lost_s in told if (diagnosed.kind, diagnosed.hint) == (kind, hint))
+        yield lost, f"{counted(count, 'incident')} of {kind.replace('_', ' ')}: {hint}."
 
 
 def _lost(account: Account, use: Use) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ftlaunch.launcher.history.causes import cause_name
-from ftlaunch.launcher.history.model import Failed, Generation, History
+from ftlaunch.launcher.history.model import Diagnosed, Failed, Generation, History
 from ftlaunch.launcher.history.steps import Steps, seconds_per_step, steps_of, typical_step_s
 from ftlaunch.launcher.incident import Incident
 
@@ -78,6 +78,7 @@ class Loss:
     """From the failure to the first beat; ``None`` when training did not go on."""
     repeated_steps: int
     by_use: Mapping[Use, float]
+    diagnosed: Diagnosed | None = None
 
     @property
     def lost_s(self) -> float:
@@ -263,6 +264,7 @@ def _losses(history: History, steps: Mapping[int, Steps], stretches: tuple[Stret
                 recovery_s=recovery_s,
                 repeated_steps=again.repeated if again is not None else 0,
                 by_use=_sums(owed[generation.number]),
+                diagnosed=generation.diagnosed,
             )
         )
     return tuple(found)

@@ -139,12 +139,14 @@ def _incidents(job: Job, pictures: Mapping[str, str] | None) -> Iterator[str]:
 
 def _incident(index: int, loss: Loss, job: Job) -> Iterator[str]:
     incident = loss.incident
-    where = f"generation {incident.generation}, {tables.origin(incident)}"
+    where = f"generation {incident.generation}, {tables.origin(loss)}"
     yield (
         f"<details><summary><b>#{index}</b> {job.wall_time(loss.at_s)} {escape(loss.cause)}, {escape(where)}: "
-        f"{escape(clean(incident.cause.reason))}</summary>"
+        f"{escape(tables.reason(loss))}</summary>"
     )
     rows = (
+        ("seen", clean(incident.cause.reason) if loss.diagnosed is not None else ""),
+        ("hint", clean(loss.diagnosed.hint) if loss.diagnosed is not None else ""),
         ("step", "" if incident.cause.step is None else str(incident.cause.step)),
         ("place", clean(incident.cause.place)),
         ("decision", clean(f"{incident.decision}: {incident.decision_reason}" if incident.decision else "")),

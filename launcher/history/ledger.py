@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ftlaunch.launcher.history.model import Failed, Generation, History, Pulse, RankExit, Reading
+from ftlaunch.launcher.history.model import Diagnosed, Failed, Generation, History, Pulse, RankExit, Reading
 from ftlaunch.launcher.incident import FailureCause, Incident
 
 _MAX_READINGS = 512
@@ -158,6 +158,13 @@ class Ledger:
             decision, reason = str(event.get("decision") or ""), str(event.get("reason") or "")
             self._change(event, failed=replace(generation.failed, decision=decision, decision_reason=reason))
 
+    def diagnosed(self, event: Event, at: float) -> None:
+        """``diagnosed``"""
+        kind, sentence, confidence, hint = (
+            str(event.get(key) or "") for key in ("kind", "reason", "confidence", "hint")
+        )
+        self._change(event, diagnosed=Diagnosed(kind, sentence, confidence, hint, whole(event.get("rank"))))
+
     def exited(self, event: Event, at: float) -> None:
         """``worker_exited``"""
         generation, rank = self._generation(event), whole(event.get("rank"))
@@ -205,6 +212,7 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event, float], None]] = {
     "checkpoint_saved": Ledger.saved,
     "failure_detected": Ledger.failure,
     "decided": Ledger.decided,
+    "diagnosed": Ledger.diagnosed,
     "worker_exited": Ledger.exited,
     "workers_stopped": Ledger.stopped,
     "gpu_reclaimed": Ledger.reclaimed,

@@ -61,6 +61,20 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Diagnosed:
+    """What the evidence made of a failure, as ``diagnosed`` told it; ``kind`` as in
+    :mod:`ftlaunch.launcher.evidence.diagnosis`."""
+
+    kind: str
+    sentence: str
+    confidence: str = ""
+    hint: str = ""
+    """What would have helped; may be empty."""
+    rank: int | None = None
+    """Which rank brought the generation down; need not be the first that failed."""
+
+
+@dataclass(frozen=True)
 class Generation:
     """One life of the ranks, on one node. ``None`` where the records have nothing (yet)."""
 
@@ -70,6 +84,7 @@ class Generation:
     resumed_at: float | None = None
     """The first beat, as far as an event of its own tells of it."""
     failed: Failed | None = None
+    diagnosed: Diagnosed | None = None
     stopped_at: float | None = None
     reclaimed_at: float | None = None
     nodes: int = 1

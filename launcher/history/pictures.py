@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from ftlaunch.launcher.history.goodput import Account, Use
 from ftlaunch.launcher.history.steps import Steps
+from ftlaunch.launcher.history.tables import first_rank
 from ftlaunch.launcher.history.together import Job, Node
 from ftlaunch.launcher.history.wording import NAMES, seconds
 
@@ -121,11 +122,7 @@ def _timeline(job: Job) -> Figure | None:
     axes.imshow(
         image, aspect="auto", interpolation="none", extent=(0, wall_s - start_s, ranks - 0.5, -0.5), origin="upper"
     )
-    marks = [
-        (loss.at_s - start_s, loss.incident.cause.rank)
-        for loss in job.account.losses
-        if loss.incident.cause.rank is not None
-    ]
+    marks = [(loss.at_s - start_s, rank) for loss in job.account.losses if (rank := first_rank(loss)) is not None]
     if marks:
         size = 30 if len(marks) < 60 else 12
         axes.scatter(

@@ -23,10 +23,24 @@ def read_history(run: Path) -> History:
         ledger.feed(event)
     facts = _facts(run)
     history = ledger.history()
-    told = {incident.generation: incident for incident in read_incidents(run / "incidents")}
+    told = {incident.generation: incident for incident in read_incidents(run / "incidents") if _is_sound(incident)}
     known = {item.number for item in history.generations if item.failed is not None}
     incidents = {number: told.get(number) or _at(history.incidents[number], facts["host"]) for number in known}
     return replace(history, incidents=incidents, place=str(run), **facts)
+
+
+def _is_sound(incident: Incident) -> bool:
+    """Whether the parts that are shown are what they should be; a file may hold anything."""
+    cause = incident.cause
+    texts = [cause.kind, cause.reason, cause.host, cause.exception, cause.message, cause.traceback, cause.place]
+    texts += [*cause.evidence, *(end.how for end in incident.consequences)]
+    numbers = [cause.rank, cause.step, cause.exit_code, *(end.exit_code for end in incident.consequences)]
+    ranks = [end.rank for end in incident.consequences]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(item is None or type(item) is int for item in numbers)
+        and all(type(rank) is int for rank in ranks)
+    )
 
 
 def _at(incident: Incident, host: str) -> Incident:

@@ -96,12 +96,12 @@ def incident_table(job: Job) -> Table:
             str(index),
             job.wall_time(loss.at_s),
             str(loss.incident.generation),
-            origin(loss.incident),
+            origin(loss),
             loss.cause,
             seconds(loss.recovery_s) if loss.recovery_s is not None else "-",
             str(loss.repeated_steps),
             seconds(loss.lost_s),
-            clean(loss.incident.cause.reason),
+            reason(loss),
         )
         for index, loss in enumerate(job.account.losses, start=1)
     )
@@ -109,19 +109,33 @@ def incident_table(job: Job) -> Table:
     return Table(head, rows, frozenset({0, 2, 5, 6, 7}))
 
 
-def origin(incident: Incident) -> str:
+def origin(loss: Loss) -> str:
     """``rank 3 on node7``"""
-    cause = incident.cause
-    rank = "" if cause.rank is None else f"rank {cause.rank}"
+    cause = loss.incident.cause
+    rank = "" if (number := first_rank(loss)) is None else f"rank {number}"
     return clean(" on ".join(part for part in (rank, cause.host) if part)) or "-"
+
+
+def first_rank(loss: Loss) -> int | None:
+    """Which rank brought the generation down."""
+    told = loss.diagnosed.rank if loss.diagnosed is not None else None
+    return loss.incident.cause.rank if told is None else told
+
+
+def reason(loss: Loss) -> str:
+    """The diagnosis, else what was seen."""
+    if loss.diagnosed is None or not loss.diagnosed.sentence:
+        return clean(loss.incident.cause.reason)
+    unsure = loss.diagnosed.confidence not in ("", "certain")
+    return clean(loss.diagnosed.sentence + (f" ({loss.diagnosed.confidence})" if unsure else ""))
 
 
 def origin_table(job: Job) -> Table:
     """Ranks that began more than their share."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for loss in job.account.losses:
-        if loss.incident.cause.rank is not None:
-            found[origin(loss.incident)][loss.cause] += 1
+        if first_rank(loss) is not None:
+            found[origin(loss)][loss.cause] += 1
     ordered = sorted(found.items(), key=lambda item: (-item[1].total(), item[0]))[:_MOST_ORIGINS]
     rows = tuple(
         (where, str(causes.total()), ", ".join(f"{count} {cause}" for cause, count in causes.most_common()))

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from ftlaunch.launcher.history.goodput import Account, account
 from ftlaunch.launcher.history.model import History
-from ftlaunch.launcher.incident import Incident
 
 _SECOND_HAND = frozenset({"peer", "membership", "shutdown"})
 """Kinds of failure that began on another node, if anywhere."""
@@ -59,7 +58,7 @@ def put_together(histories: Sequence[History]) -> Job:
     """``histories``: at least one, in any order."""
     ordered = sorted(histories, key=_place)
     main = max(ordered, key=lambda history: len([item for item in history.generations if item.started_at is not None]))
-    main = replace(main, incidents=_first_causes(main, ordered))
+    main = _with_first_causes(main, ordered)
     nodes = tuple(
         Node(history, account(history), _offset(main, history))
         for history in (main if item.place == main.place else item for item in ordered)
@@ -88,13 +87,20 @@ def _offset(main: History, other: History) -> float:
     return (second - first).total_seconds()
 
 
-def _first_causes(main: History, histories: Sequence[History]) -> dict[int, Incident]:
-    found = dict(main.incidents)
+def _with_first_causes(main: History, histories: Sequence[History]) -> History:
+    incidents, generations = dict(main.incidents), {item.number: item for item in main.generations}
     for number, incident in main.incidents.items():
         if incident.cause.kind not in _SECOND_HAND:
             continue
-        others = (history.incidents.get(number) for history in histories)
-        own = [item for item in others if item is not None and item.cause.kind not in _SECOND_HAND]
+        own = [
+            (history.incidents[number], item)
+            for history in histories
+            for item in history.generations
+            if item.number == number and number in history.incidents
+        ]
+        own = [(told, item) for told, item in own if told.cause.kind not in _SECOND_HAND]
         if own:
-            found[number] = min(own, key=lambda item: (item.time or "~", item.cause.rank or 0))
-    return found
+            told, item = min(own, key=lambda pair: (pair[0].time or "~", pair[0].cause.rank or 0))
+            incidents[number] = told
+            generations[number] = replace(generations[number], diagnosed=item.diagnosed)
+    return replace(main, incidents=incidents, generations=tuple(generations.values()))

@@ -269,7 +269,11 @@ def test_incidents_tell_more_than_events(tmp_path: Path) -> None:
         '{"version": 1, "generation": 0, "cause": {"kind": "signal", "reason": "was OOM-killed", "rank": 0, '
         '"exit_code": -9, "host": "node9"}, "decision": "restart", "decision_reason": "because"}'
     )
-    (folder / "001.json").write_text("{")
+    (folder / "001.json").write_text(
+        '{"version": 1, "generation": 1, "cause": {"kind": "signal", "reason": ["no", "text"]}, '
+        '"decision": "restart", "decision_reason": "because"}'
+    )
+    (folder / "002.json").write_text("{")
     history = read_history(run)
     assert history.incidents[0].cause.reason == "was OOM-killed"
     assert (history.incidents[1].cause.reason, history.incidents[1].cause.host) == ("was killed by SIGKILL", "node0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -147,6 +148,31 @@ def test_several_nodes_make_one_report(tmp_path: Path) -> None:
     assert "rank 3 on host1" in text and "2-3" in text
 
 
+def diagnosed(generation: int, rank: int) -> dict[str, object]:
+    told = {"kind": "out_of_memory", "reason": "was OOM-killed by the kernel", "confidence": "likely"}
+    return {"event": "diagnosed", "generation": generation, "rank": rank, "hint": "a smaller batch", **told}
+
+
+def test_a_diagnosis_says_more_than_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = EventLogWriter().run([SIGKILL, SIGKILL], 200)
+    for generation in (1, 0):
+        index = max(
+            i
+            for i, event in enumerate(events)
+            if event["event"] == "workers_stopped" and event["generation"] == generation
+        )
+        events.insert(index + 1, {**events[index], **diagnosed(generation, 1)})
+    job = put_together([read_history(write_run(tmp_path / "run", events))])
+    text, page = render_text(job), render_html(job, None)
+    check(page)
+    for shown in (text, page):
+        assert "was OOM-killed by the kernel (likely)" in shown and "rank 1 on node0" in shown
+        assert "2 incidents of out of memory: a smaller batch." in shown
+    assert "was killed by SIGKILL" in page
+    assert run_ftctl(tmp_path / "run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["incidents"][0]["diagnosis"]["kind"] == "out_of_memory"
+
+
 class Checker(HTMLParser):
     """Collects what a browser would load, and whether the elements are closed in order."""
 
@@ -272,6 +298,19 @@ def test_the_command_prints_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run_ftctl(run, "--text") == 0
     text = capsys.readouterr().out
     assert "lost by cause" in text and "rank 0 on node0" in text and not (run / "report.html").exists()
+
+
+def test_without_matplotlib_there_is_a_page_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "ftlaunch.launcher.history.pictures", raising=False)
+    run = write_run(tmp_path / "run", EventLogWriter().run([SIGKILL], 200))
+    assert run_ftctl(run) == 0
+    assert capsys.readouterr().err == NO_PICTURES + "\n"
+    page = (run / "report.html").read_text()
+    check(page)
+    assert "<svg" not in page and "pip install" in page
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], draw: Draw) -> None:

@@ -96,6 +96,13 @@ def test_goodput_and_uses_of_time(samples: dict[tuple[str, ...], float]) -> None
     assert len(lost) == 3 and all(value > 0 for value in lost)
 
 
+def test_diagnoses_are_counted_by_kind() -> None:
+    events = EventLogWriter().run([FAULTS[0], FAULTS[0]], 200)
+    for generation in (0, 1):
+        events.insert(-1, {**events[-1], "event": "diagnosed", "generation": generation, "kind": "gpu_error"})
+    assert scrape(history_of(events))["ftlaunch_diagnoses_total", "gpu_error"] == 2
+
+
 def test_before_anything_has_happened() -> None:
     samples = scrape(History())
     assert samples["ftlaunch_generation",] == 0 and samples["ftlaunch_steps_done",] == 0
@@ -138,7 +145,10 @@ def test_what_is_heard_now_is_one_more_reading() -> None:
 def test_the_page_names_what_there_is(samples: dict[tuple[str, ...], float]) -> None:
     text = (DASHBOARD.parents[2] / "docs" / "goodput.md").read_text()
     known = {re.sub("_(bucket|sum|count)$", "", name[0]) for name in samples if name[0].startswith("ftlaunch_")}
-    assert set(re.findall(r"`(ftlaunch_\w+)`", text)) == known | {"ftlaunch_checkpoint_step"}
+    assert set(re.findall(r"`(ftlaunch_\w+)`", text)) == known | {
+        "ftlaunch_checkpoint_step",
+        "ftlaunch_diagnoses_total",
+    }
 
 
 # -- the dashboard ---------------------------------------------------------------------------------------------------
