@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.events import Failure, FailureKind
-from ftlaunch.launcher.overview import Cause, Fault
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.rundir import RunDir
 from ftlaunch.launcher.say import Say
@@ -58,10 +57,8 @@ class Narrator:
         self.incident: Incident | None = None
         self.failure: Failure | None = None
         self.evidence: tuple[str, ...] = ()
-        self.last_cause: Cause | None = None
-        """What ended the last failed generation."""
-        self.faults: dict[int, Fault] = {}
-        """By global rank: how often it was the first to fail."""
+        self.faults: dict[int, tuple[int, str]] = {}
+        """By global rank: how often it was the first to fail, and of what last."""
         self.inquiry: Inquiry | None = None
         """Finds out what was behind a failure."""
         self._events = events
@@ -120,7 +117,9 @@ class Narrator:
             "decided", generation=failure.generation, rank=cause.rank, reason=action.reason, decision=decision
         )
         self._write()
-        self._remember(cause, decision, action.reason)
+        if cause.rank is not None:
+            count, _ = self.faults.get(cause.rank, (0, ""))
+            self.faults[cause.rank] = (count + 1, cause.reason)
         self._unsaid = partial(self._announce, f"{_subject(cause)} {failure.reason}", action.reason)
         if self.inquiry is None:
             self._speak_up()
@@ -196,15 +195,6 @@ class Narrator:
             cause = replace(self.incident.cause, evidence=self.incident.cause.evidence + blocks)
             self.incident = replace(self.incident, cause=cause)
             self._write()
-
-    def _remember(self, cause: FailureCause, decision: str, decision_reason: str) -> None:
-        generation = self.failure.generation if self.failure is not None else -1
-        self.last_cause = Cause(
-            generation, cause.rank, cause.kind, cause.reason, decision, decision_reason, clock.wall()
-        )
-        if cause.rank is not None:
-            before = self.faults.get(cause.rank)
-            self.faults[cause.rank] = Fault(1 if before is None else before.count + 1, cause.reason)
 
     def _cause(self, failure: Failure, state: State) -> FailureCause:
         from ftlaunch.launcher.incident import cause_of

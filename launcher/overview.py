@@ -85,14 +85,6 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """How often a rank was the first to fail, and of what last."""
-
-    count: int
-    reason: str
-
-
-@dataclass(frozen=True)
 class NodeFacts:
     """What is known of a node beside the state of its agent. Moments are on the clock of ``now``."""
 
@@ -109,8 +101,8 @@ class NodeFacts:
     standby_mode: str = "off"
     standbys_ready: int = 0
     last_cause: Cause | None = None
-    faults: Mapping[int, Fault] = field(default_factory=dict)
-    """By global rank."""
+    faults: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """By global rank: how often it was the first to fail, and of what last."""
     processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
     """By pid."""
 
@@ -154,7 +146,7 @@ def _describe_rank(
     worker: WorkerState, rank: int, state: State, node: NodeFacts, facts: RankFacts | None
 ) -> dict[str, Any]:
     process = node.processes.get(worker.pid, ProcessFacts())
-    fault = node.faults.get(rank)
+    failures, last_cause = node.faults.get(rank, (0, None))
     known = facts if facts is not None else RankFacts(worker.local_rank)
     return {
         "rank": rank,
@@ -166,8 +158,8 @@ def _describe_rank(
         "sections": list(known.sections),
         "step_rate": _current_rate(known),
         "memory_bytes": process.memory_bytes or None,
-        "failures": fault.count if fault is not None else 0,
-        "last_cause": fault.reason if fault is not None else None,
+        "failures": failures,
+        "last_cause": last_cause,
     }
 
 

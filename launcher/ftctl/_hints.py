@@ -40,8 +40,10 @@ def hints(loss: Loss, following: Generation | None, stderr: str = "") -> list[st
 
     ``stderr``: the last lines that the first failed rank wrote.
     """
-    cause = loss.incident.cause
-    found = [*_of_cause(cause, stderr), *_of_decision(loss), *_of_recovery(loss, following)]
+    cause, verdict = loss.incident.cause, loss.incident.diagnosis
+    # What was found out at the time had more to go by than the records.
+    known = [verdict.hint] if verdict is not None and verdict.hint else list(_of_cause(cause, stderr))
+    found = [*known, *_of_decision(loss), *_of_recovery(loss, following)]
     return list(dict.fromkeys(found))
 
 

@@ -75,6 +75,9 @@ def _tell_chapter(chapter: Chapter, history: History, full: bool) -> Iterator[st
     who = f"rank {cause.rank}" + (f" (pid {cause.pid})" if cause.pid else "") if cause.rank is not None else "the job"
     step = f", at step {cause.step}" if cause.step is not None else ""
     yield f"  after {seconds(loss.at_s)}: {who} {_what(cause)}{step}"
+    found = loss.incident.diagnosis
+    if found is not None and found.kind not in ("exception", "exit", "stall"):
+        yield f"    {shortened(found.sentence, _WIDTH)} ({found.confidence})"
     for block in (*cause.evidence, *((cause.traceback,) if full else ())):
         yield from _block(block, full)
     yield from _ends(loss.incident.consequences, cause.rank, cause.at)

@@ -15,7 +15,7 @@ from typing import Any
 from ftlaunch.launcher import clock, overview
 from ftlaunch.launcher.actions import Manner
 from ftlaunch.launcher.control import ControlServer
-from ftlaunch.launcher.overview import Cause, Fault, Heard, LimitFacts, NodeFacts, ProcessFacts, RankFacts
+from ftlaunch.launcher.overview import Cause, Heard, LimitFacts, NodeFacts, ProcessFacts, RankFacts
 from ftlaunch.launcher.rundir import RUN_FILE, make_run_id, owner_facts, this_owner, write_json
 from ftlaunch.launcher.state import Phase, State, WorkerState, WorkerStatus
 from ftlaunch.rendezvous.interface import Member, World
@@ -35,7 +35,7 @@ def node_facts(ranks: int, **changes: Any) -> NodeFacts:
         "standby_mode": "auto",
         "standbys_ready": ranks,
         "last_cause": Cause(1, 3, "signal", "was killed by SIGKILL", "restart", "restart 2: it reached step 175"),
-        "faults": {3: Fault(2, "was killed by SIGKILL")},
+        "faults": {3: (2, "was killed by SIGKILL")},
         "processes": {5000 + i: ProcessFacts(memory_bytes=(900 + i) << 20, state="S") for i in range(ranks)},
     }
     return NodeFacts(**{**given, **changes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,10 +16,12 @@ from ftlaunch.launcher import commands
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Manner, StopWorkers
 from ftlaunch.launcher.agent import Agent
-from ftlaunch.launcher.commands import Desk, Office, describe_limit
+from ftlaunch.launcher.commands import Desk, Office
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
 from ftlaunch.launcher.control import RequestError
+from ftlaunch.launcher.incident import FailureCause, Incident, Verdict
 from ftlaunch.launcher.job import _judge
+from ftlaunch.launcher.present import describe_cause, describe_limit
 from ftlaunch.launcher.state import Ending, Phase, State
 from ftlaunch.rendezvous.interface import Outcome
 from support import control_stand_in as stand_in
@@ -31,7 +34,7 @@ class Played:
         self.workers: list[Any] = []
         self.pool = None
         self.watch = Watch(HeartbeatConfig())
-        self.last_cause = None
+        self.incident = None
         self.faults: Mapping[int, Any] = {}
         self.stops: list[StopWorkers] = []
         self.records: list[str] = []
@@ -156,6 +159,16 @@ def test_dump_without_ranks_is_empty() -> None:
 )
 def test_restart_limit_in_words(config: RestartConfig, text: str) -> None:
     assert describe_limit(config) == text
+
+
+def test_the_last_cause_is_what_was_found_out() -> None:
+    assert describe_cause(None) is None
+    seen = Incident(1, FailureCause("signal", "was killed by SIGKILL", rank=1, pid=7), "restart", "restart 2")
+    cause = describe_cause(seen)
+    assert cause is not None and (cause.rank, cause.reason) == (1, "was killed by SIGKILL")
+    found = Verdict("out_of_memory", "rank 2 (pid 8) was OOM-killed by the kernel: limit (soft)", "certain", "", 2)
+    cause = describe_cause(replace(seen, diagnosis=found))
+    assert cause is not None and (cause.rank, cause.reason) == (2, "was OOM-killed by the kernel: limit (soft)")
 
 
 def test_without_a_usable_directory_there_is_no_socket(tmp_path: Any) -> None:
