@@ -117,7 +117,7 @@ def _hints(losses: Sequence[Loss]) -> Iterator[_Finding]:
     counts = Counter((diagnosed.kind, diagnosed.hint) for diagnosed, _ in told)
     for (kind, hint), count in counts.items():
         lost = sum(lost_s for diagnosed, lost_s in told if (diagnosed.kind, diagnosed.hint) == (kind, hint))
-        yield lost, f"{counted(count, 'incident')} of {kind.replace('_', ' ')}: {hint}."
+        yield lost, f"{kind.replace('_', ' ')} ({counted(count, 'incident')}): {hint}."
 
 
 def _lost(account: Account, use: Use) -> float:

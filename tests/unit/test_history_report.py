@@ -167,7 +167,7 @@ def test_a_diagnosis_says_more_than_what_was_seen(tmp_path: Path, capsys: pytest
     check(page)
     for shown in (text, page):
         assert "was OOM-killed by the kernel (likely)" in shown and "rank 1 on node0" in shown
-        assert "2 incidents of out of memory: a smaller batch." in shown
+        assert "out of memory (2 incidents): a smaller batch." in shown
     assert "was killed by SIGKILL" in page
     assert run_ftctl(tmp_path / "run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["incidents"][0]["diagnosis"]["kind"] == "out_of_memory"
