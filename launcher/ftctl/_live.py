@@ -46,7 +46,13 @@ def find_live(wanted: str | None, alone: bool = False) -> LiveRun:
     if alone and len(running) > 1:
         some = ", ".join(run.name for run in running[-3:])
         raise NotFound(f"{len(running)} jobs are running ({some}): say which one with --run")
-    return _live(running[-1])
+    return _live(max(running, key=_age_key))
+
+
+def _age_key(run: Path) -> tuple[str, int]:
+    """Names tell the second in which a run began; of those of one second the agents' own start times decide."""
+    ticks = (read_run_file(run) or {}).get("starttime")
+    return run.name[:15], ticks if isinstance(ticks, int) else 0
 
 
 def _has_socket(run: Path) -> bool:
