@@ -102,7 +102,7 @@ def _of_recovery(loss: Loss, following: Generation | None) -> Iterator[str]:
         yield "GPU memory came back late: look for processes of others on the GPUs"
     if following is not None and phases.get(Use.RESUMED, 0.0) >= _SLOW_SETUP_S and following.warm < following.slots:
         cold = following.slots - following.warm
-        yield f"{cold} of {following.slots} ranks started cold: --standby on keeps a warm one for each"
+        yield f"{cold} of {following.slots} ranks started cold, no standby was ready: see --standby, ftctl events"
     if loss.repeated_steps and loss.by_use.get(Use.REPEATED, 0.0) >= loss.lost_s / 2:
         resumed = following is not None and following.resume_from
         rest = "save more often" if resumed else "save checkpoints and resume from them (--checkpoint-dir)"

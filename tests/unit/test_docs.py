@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 import document_options
 import recovery_time
 from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.ftctl.__main__ import cli
 from ftlaunch.launcher.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,9 +34,20 @@ def test_options_page_is_the_table_in_the_code() -> None:
     "page", [page for page in PAGES if page.name != "options.md"], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
 def test_options_on_pages_exist(page: Path) -> None:
-    known = {f"--{option.name}" for option in OPTIONS} | FOREIGN
+    known = {f"--{option.name}" for option in OPTIONS} | FOREIGN | ftctl_options()
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]\b", page.read_text()))
     assert {option for option in said if option not in known and not peers_option(option)} == set()
+
+
+def ftctl_options() -> set[str]:
+    context = click.Context(cli)
+    commands = (cli.get_command(context, name) for name in cli.list_commands(context))
+    return {name for command in commands if command is not None for option in command.params for name in option.opts}
+
+
+def test_every_command_of_ftctl_is_on_its_page() -> None:
+    text = (ROOT / "docs" / "ftctl.md").read_text()
+    assert [name for name in cli.list_commands(click.Context(cli)) if f"`{name}" not in text] == []
 
 
 def peers_option(option: str) -> bool:
