@@ -29,7 +29,7 @@ from ftlaunch.rendezvous.etcd.membership import Listener, Membership
 from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.node import address_towards
 from ftlaunch.rendezvous.etcd.portkeeper import PortKeeper
-from ftlaunch.rendezvous.etcd.records import FailureKind, FailureRecord, HolderRecord, NodeRecord
+from ftlaunch.rendezvous.etcd.records import FailureKind, FailureRecord, HolderRecord, NodeRecord, RecordError, encode
 from ftlaunch.rendezvous.etcd.ring import Ring
 from ftlaunch.rendezvous.etcd.settings import EtcdSettings, NodeDescription
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
@@ -182,7 +182,7 @@ class EtcdRendezvous:
             except Unreachable as error:
                 self._trouble = str(error)
                 return
-        site, idle_s = self._site, self._settings.node_timeout_s / 2
+        site, idle_s = self._site, self._settings.node_timeout_s
 
         def tell(update: Update) -> None:
             site.post(self._on_update, update)
@@ -219,7 +219,12 @@ class EtcdRendezvous:
             settings_digest=self._site.settings_digest,
             offers=self._joining.offers,
         )
-        self._membership.update(record)
+        try:
+            encode(record)
+        except RecordError as error:
+            self._loop.call_soon(self._join_failed, f"what this node offers cannot be written to etcd: {error}")
+        else:
+            self._membership.update(record)
 
     def _call_others(self, joining: Joining) -> None:
         """Whoever asks for the next generation while the current one runs for all others must tell them."""

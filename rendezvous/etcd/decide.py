@@ -31,6 +31,9 @@ from ftlaunch.rendezvous.interface import (
     WorldAgreed,
 )
 
+WORD_S = 1.0
+"""How long the leader waits for the record of why a generation ended, after a member asked for the next."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -98,6 +101,14 @@ class DeclareLost:
 
 
 @dataclass(frozen=True)
+class DeclareEnded:
+    """A member asks for the next generation, and nothing on record tells the others so: its words got lost."""
+
+    generation: int
+    node: Node
+
+
+@dataclass(frozen=True)
 class Finish:
     """All nodes of the generation succeeded: close the job."""
 
@@ -114,15 +125,13 @@ class Grow:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do before something changes, or until ``until``. ``pending`` nodes live but have not asked yet."""
+    """Nothing to do before something changes, or until ``until``. ``incomplete``: nodes are missed, tell the user."""
 
     until: float | None = None
-    pending: tuple[str, ...] = ()
     incomplete: bool = False
-    """Nodes are missed: worth telling the user."""
 
 
-Step = Union[Agree, DeclareLost, Finish, Grow, Wait]
+Step = Union[Agree, DeclareLost, DeclareEnded, Finish, Grow, Wait]
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,12 @@ def _watch_over(
         return Decision(Wait(timing.patient_until), f"nodes may still come back after the outage: {', '.join(gone)}")
     if gone:
         return Decision(DeclareLost(table.generation, gone), f"gone from generation {table.generation}")
+    over = [roster.nodes[s.node_id] for s in table.seats if s.node_id in roster.nodes]
+    over = [node for node in over if is_available(node, table)]
+    if over:
+        due = timing.asked_at + WORD_S
+        reason = f"{over[0].node_id} asks for the next generation, but why is not on record"
+        return Decision(Wait(due) if now < due else DeclareEnded(table.generation, over[0]), reason)
     if all(seat.node_id in done for seat in table.seats):
         return Decision(Finish(table.generation), f"all {len(table.seats)} nodes finished")
     waiting = [n for n in roster.nodes.values() if table.rank_of(n.node_id) is None and is_available(n, table)]
@@ -176,17 +191,17 @@ def _gather(view: View, roster: Roster, limits: Limits, timing: Timing, now: flo
     former = table.seats if table is not None else ()
     available = [node for node in roster.nodes.values() if is_available(node, table)]
     here = {node.node_id for node in available}
-    pending = tuple(s.node_id for s in former if s.node_id in roster.nodes and s.node_id not in here)
+    pending = [s.node_id for s in former if s.node_id in roster.nodes and s.node_id not in here]
     size = min(limits.max_nodes, len(available))
     wanted = len(former) if table is not None else limits.max_nodes
     missing = _missing(view, roster, here, limits, size)
     if size < limits.min_nodes:
-        return Decision(Wait(None, pending, incomplete=True), missing)
+        return Decision(Wait(incomplete=True), missing)
     if not pending and size >= wanted:
         return Decision(_publish(view, roster, available, limits), f"all {size} expected nodes are there")
     due = min(timing.asked_at + limits.last_call_s, timing.opened_at + limits.window_s)
     if now < due:
-        return Decision(Wait(due, pending, incomplete=True), f"last call: {missing}")
+        return Decision(Wait(due, incomplete=True), f"last call: {missing}")
     return Decision(_publish(view, roster, available, limits), f"last call is over: {missing}")
 
 

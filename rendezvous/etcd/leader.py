@@ -15,6 +15,7 @@ from typing import Any
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.decide import (
     Agree,
+    DeclareEnded,
     DeclareLost,
     Finish,
     Grow,
@@ -29,14 +30,12 @@ from ftlaunch.rendezvous.etcd.decide import (
 from ftlaunch.rendezvous.etcd.election import Mandate
 from ftlaunch.rendezvous.etcd.errors import EtcdError
 from ftlaunch.rendezvous.etcd.mirror import Mirror
-from ftlaunch.rendezvous.etcd.peers import Proof, probe
 from ftlaunch.rendezvous.etcd.records import (
     ClosedRecord,
     FailureKind,
     FailureRecord,
     GrowthRecord,
     RecordError,
-    Seat,
     TableRecord,
 )
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
@@ -44,9 +43,6 @@ from ftlaunch.rendezvous.etcd.table import difference, seat_of
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import Publish
 
-_PROBE_AFTER_S = 0.1
-_PROBE_EVERY_S = 1.0
-_PROBES_AT_ONCE = 16
 _REMIND_S = 30.0
 
 
@@ -98,7 +94,7 @@ class LeaderDesk:
         def tell(update: Update) -> None:
             site.post(self._on_update, update)
 
-        idle_s = site.settings.node_timeout_s / 2
+        idle_s = site.settings.node_timeout_s
         self._streams = [
             site.io.submit(follow_ranges(site.client, site.keys.private, tell, idle_s)),
             site.io.submit(leases.hold_job_lease(site.client, site.keys.job_lease, site.settings.state_ttl_s)),
@@ -135,7 +131,7 @@ class LeaderDesk:
         decision = lead(view, roster, limits, self._timing, now)
         self._log(decision.reason, isinstance(decision.step, Wait) and decision.step.incomplete)
         if isinstance(decision.step, Wait):
-            self._wait(decision.step, view, now)
+            self._wait(decision.step, now)
             return
         self._working = self._tasks.start(self._do(decision.step, decision.reason, view), "leading the rendezvous")
         self._working.add_done_callback(self._done)
@@ -204,34 +200,12 @@ class LeaderDesk:
 
     # --- acting -----------------------------------------------------------------------------------------------------
 
-    def _wait(self, step: Wait, view: View, now: float) -> None:
+    def _wait(self, step: Wait, now: float) -> None:
         alarm = self._alarms.pop("wait", None)
         if alarm is not None:
             alarm.cancel()
         if step.until is not None:
             self._alarms["wait"] = asyncio.get_running_loop().call_at(max(step.until, now), self.consider)
-        if step.pending and "probe" not in self._alarms and view.table is not None:
-            first = now - self._timing.opened_at < _PROBE_AFTER_S
-            seats = [seat for seat in view.table.seats if seat.node_id in step.pending]
-            delay = _PROBE_AFTER_S if first else _PROBE_EVERY_S
-            self._alarms["probe"] = asyncio.get_running_loop().call_later(delay, self._probe, seats)
-
-    def _probe(self, seats: list[Seat]) -> None:
-        del self._alarms["probe"]
-        self._tasks.start(self._evict_the_dead(seats), "looking for dead agents")
-
-    async def _evict_the_dead(self, seats: list[Seat]) -> None:
-        for start in range(0, len(seats), _PROBES_AT_ONCE):
-            some = seats[start : start + _PROBES_AT_ONCE]
-            proofs = await asyncio.gather(*(probe(s.address, s.peer_port, s.node_id) for s in some))
-            for seat, proof in zip(some, proofs, strict=True):
-                if proof is Proof.GONE:
-                    log.info("the agent of %s is gone: its host refuses the connection", seat.node_id)
-                    await self._evict(seat.node_id)
-        self.consider()
-
-    async def _evict(self, node_id: str) -> None:
-        await self._site.ask(lambda: self._site.nodes.evict(node_id))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._working = None
@@ -239,13 +213,15 @@ class LeaderDesk:
             self._again = False
             self.consider()
 
-    async def _do(self, step: Agree | DeclareLost | Finish | Grow, reason: str, view: View) -> None:
+    async def _do(self, step: Agree | DeclareLost | DeclareEnded | Finish | Grow, reason: str, view: View) -> None:
         """Carry out one step; the watch then brings what we wrote."""
         try:
             if isinstance(step, Agree):
                 await self._publish(step, view)
             elif isinstance(step, DeclareLost):
                 await self._declare_lost(step, view)
+            elif isinstance(step, DeclareEnded):
+                await self._declare_ended(step, reason)
             elif isinstance(step, Grow):
                 growth = GrowthRecord(step.generation, step.waiting, reason)
                 await self._site.ask(lambda: self._site.job.grow(growth, self._mandate))
@@ -282,6 +258,13 @@ class LeaderDesk:
         seat = seats[0]
         failure = FailureRecord(
             step.generation, FailureKind.LOST, seat.node_id, seat.host, reason, new_attempt(), counted=False
+        )
+        await self._site.ask(lambda: self._site.job.fail(failure))
+
+    async def _declare_ended(self, step: DeclareEnded, reason: str) -> None:
+        record = step.node.record
+        failure = FailureRecord(
+            step.generation, FailureKind.ASKED, record.node_id, record.host, reason, new_attempt(), record.counted
         )
         await self._site.ask(lambda: self._site.job.fail(failure))
 

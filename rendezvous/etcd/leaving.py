@@ -73,11 +73,17 @@ class Leaving:
 
     async def leave(self, failure: FailureRecord | None, timeout_s: float) -> None:
         """Go away: tell those who count on this node, then drop its keys; the job goes on without it."""
-        site, limit_s = self._site, min(timeout_s, _LEAVE_S)
+        limit_s = min(timeout_s, _LEAVE_S)
         try:
-            if failure is not None:
-                await asyncio.wait_for(site.ask(lambda: site.job.fail(failure), limit_s), limit_s)
-            await self._membership.resign(limit_s)
-            await asyncio.wait_for(site.ask(site.job.tidy, limit_s), limit_s)
+            await asyncio.wait_for(self._say_goodbye(failure, limit_s), limit_s)
         except (EtcdError, asyncio.TimeoutError, RuntimeError) as error:
             log.info("left without a word, the lease will end by itself: %s", error)
+        finally:
+            self._membership.forget()
+
+    async def _say_goodbye(self, failure: FailureRecord | None, limit_s: float) -> None:
+        site = self._site
+        if failure is not None:
+            await site.ask(lambda: site.job.fail(failure), limit_s)
+        await self._membership.resign(limit_s)
+        await site.ask(site.job.tidy, limit_s)

@@ -119,7 +119,8 @@ class Membership:
 
     async def _settle(self, other: HolderRecord) -> None:
         """Another agent has this machine: it lives, or it is a ghost whose lease has not ended yet."""
-        proof = await probe(other.address, other.peer_port, other.node_id)
+        # Over loopback: then it is this very kernel that refuses, and its refusal is a proof.
+        proof = await probe("127.0.0.1", other.peer_port, other.node_id)
         if proof is Proof.ALIVE:
             self._listener.on_duplicate(other)
             return

@@ -1,11 +1,11 @@
 """Seeing at once that an agent died although its host lives.
 
 Each agent listens on a TCP port that its node key tells. Peers connect, read the agent's node id in one line, and
-hold the connection. When the process dies its kernel ends the connection, and then *refuses* a new one: that proves
-that the process is gone. Only a refusal, or another agent answering at that port, is a proof. Silence, a host that
-cannot be reached, or a connection that merely broke prove nothing; then the lease decides.
+hold the connection. When the process dies its kernel ends the connection, and then refuses a new one. Both together
+prove that the process is gone. A refusal alone proves nothing: firewalls and routers refuse on behalf of hosts they
+cannot reach. Nor does silence, or a connection that merely broke; then the lease decides.
 
-Each node holds a connection to the next one in group rank order: one per node, however many nodes there are.
+Each node holds connections to the next few in group rank order, however many nodes there are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Callable
 
 from ftlaunch.rendezvous.etcd.records import Seat
 
+WATCHED = 3
+"""Peers that each node holds a connection to: so many neighbours may die at once and be seen by somebody."""
+
 _HELLO_S = 2.0
 _LINE_LIMIT = 1024
 _RETRY_S = (0.05, 1.0, 5.0)
@@ -25,7 +28,7 @@ _MOST_PEERS = 256
 
 
 class Proof(enum.Enum):
-    """What a try to connect showed."""
+    """What a try to connect showed. ``GONE`` (refused, or somebody else answers) counts only for a peer met before."""
 
     ALIVE = "alive"
     GONE = "gone"
@@ -151,26 +154,27 @@ async def probe(address: str, port: int, node_id: str) -> Proof:
 
 async def watch_over(seat: Seat, on_gone: Callable[[Seat], None]) -> None:
     """Hold a connection to a peer, making it anew whenever it breaks, until the peer is proven gone."""
-    failures = 0
+    failures, known = 0, False
     while True:
         found = await visit(seat.address, seat.peer_port, seat.node_id)
         try:
-            if found.proof is Proof.GONE:
-                on_gone(seat)
-                return
             if found.proof is Proof.ALIVE:
-                failures = 0
+                failures, known = 0, True
                 await found.until_broken()
                 continue
         finally:
             found.close()
+        if found.proof is Proof.GONE and known:
+            on_gone(seat)
+            return
         await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
         failures += 1
 
 
-def next_in_ring(seats: tuple[Seat, ...], node_id: str) -> Seat | None:
-    """Whom this node watches over; ``None`` when it is alone or not seated."""
+def next_in_ring(seats: tuple[Seat, ...], node_id: str, count: int = WATCHED) -> tuple[Seat, ...]:
+    """Whom this node watches over: up to ``count`` others."""
     ranks = {seat.node_id: rank for rank, seat in enumerate(seats)}
-    if node_id not in ranks or len(seats) < 2:
-        return None
-    return seats[(ranks[node_id] + 1) % len(seats)]
+    if node_id not in ranks:
+        return ()
+    mine, size = ranks[node_id], len(seats)
+    return tuple(seats[(mine + distance) % size] for distance in range(1, min(count, size - 1) + 1))

@@ -1,4 +1,4 @@
-"""Watching over the next agent in group rank order, and telling all when it is proven gone."""
+"""Watching over the next agents in group rank order, and telling all when one is proven gone."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Ring:
         self._site = site
         self._view = view
         self._tasks = Tasks(on_crash)
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     def follow(self, seats: tuple[Seat, ...]) -> None:
         """A new generation stands: watch over the next of its nodes."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None
-        seat = peers.next_in_ring(seats, self._site.node.node_id)
-        if seat is not None:
-            self._watching = self._tasks.start(peers.watch_over(seat, self._on_gone), "watching the next node")
+        for task in self._watching:
+            task.cancel()
+        self._watching = [
+            self._tasks.start(peers.watch_over(seat, self._on_gone), f"watching over {seat.node_id}")
+            for seat in peers.next_in_ring(seats, self._site.node.node_id)
+        ]
 
     async def close(self) -> None:
         """Let go."""

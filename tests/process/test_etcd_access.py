@@ -26,7 +26,7 @@ _TOKEN_S = 2
 
 def alone(endpoints: str, **change: object) -> EtcdSettings:
     """A job of one node that soon gives up."""
-    settings = EtcdSettings(parse_endpoints(endpoints)[0], f"job-{next(_jobs)}", connect_timeout_s=3.0)
+    settings = EtcdSettings(parse_endpoints(endpoints)[0], f"job-{next(_jobs)}", connect_timeout_s=2.0)
     return replace(settings, **change)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def test_without_a_client_certificate_or_tls_the_server_does_not_answer(
 ) -> None:
     for tls in (Tls(certificates.ca), None):
         reason = world_at(alone(secure.endpoints, tls=tls))
-        assert reason.startswith("etcd was not reached for 3 s: ")
+        assert reason.startswith("etcd was not reached for 2 s: ")
         assert secure.endpoints in reason
 
 

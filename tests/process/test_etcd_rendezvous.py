@@ -330,6 +330,7 @@ def test_a_killed_agent_on_a_living_host_is_replaced_at_once(server: EtcdCluster
             program.start()
         order = a.hear("WorldAgreed", generation=0)["order"]
         s.start().hear("Parked", generation=0)
+        wait_until(lambda: all(len(program.ticks(0)) > 25 for program in (a, b)), 15.0)
         killed = c.send(signal.SIGKILL)
         agreed = s.hear("WorldAgreed", generation=1)
         assert agreed["order"] == ["s" if name == "c" else name for name in order]
@@ -344,6 +345,7 @@ def test_the_death_of_the_leader_is_no_different(server: EtcdCluster) -> None:
         b.start()
         b.hear("WorldAgreed", generation=0)
         s.start().hear("Parked", generation=0)
+        wait_until(lambda: len(b.ticks(0)) > 25, 15.0)
         killed = a.send(signal.SIGKILL)
         agreed = s.hear("WorldAgreed", generation=1)
         assert agreed["order"] == ["s", "b"]

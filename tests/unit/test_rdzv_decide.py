@@ -10,6 +10,7 @@ import pytest
 from ftlaunch.rendezvous.etcd.decide import (
     Agree,
     Decision,
+    DeclareEnded,
     DeclareLost,
     Finish,
     Grow,
@@ -126,9 +127,9 @@ def test_nodes_that_have_not_asked_do_not_count() -> None:
 
 def test_former_members_are_waited_for_although_a_spare_is_there() -> None:
     nodes = roster(node("a", 1), node("b"), node("s"))
-    step = decide(failed("ab"), nodes, (2, 2), now=1).step
-    assert isinstance(step, Wait)
-    assert step.pending == ("b",)
+    decision = decide(failed("ab"), nodes, (2, 2), now=1)
+    assert decision.step == Wait(LAST_CALL_S, incomplete=True)
+    assert "not back yet: b" in decision.reason
     assert seated(decide(failed("ab"), roster(node("a", 1), node("b", 1), node("s")), (2, 2))) == "ab"
 
 
@@ -250,6 +251,14 @@ def test_waiting_nodes_are_announced_once_when_there_is_room() -> None:
     told = replace(running("ab"), growth=GrowthRecord(0, 2, "two"))
     assert isinstance(decide(told, nodes, (1, 4)).step, Wait)
     assert decide(told, roster(*nodes.nodes.values(), node("z")), (1, 5)).step == Grow(0, 3)
+
+
+def test_a_member_that_asks_for_more_ends_the_generation_even_if_its_words_got_lost() -> None:
+    nodes = roster(node("a", 1), node("b", 0))
+    assert decide(running("ab"), nodes, (2, 2), now=10.9, asked_at=10).step == Wait(11)
+    step = decide(running("ab"), nodes, (2, 2), now=11, asked_at=10).step
+    assert isinstance(step, DeclareEnded)
+    assert (step.generation, step.node.node_id) == (0, "a")
 
 
 def test_a_closed_job_needs_no_decision() -> None:
