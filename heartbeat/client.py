@@ -74,6 +74,8 @@ class Client:
         self.hooked = False
         self.sections: list[str] = []
         self.on_first_beat: Callable[[], None] | None = None
+        self.after_step: Callable[[int, int], None] | None = None
+        """Called after each beat or tick, sent or not, with its kind and number; what it raises goes on. For drills."""
         self._state = _UNUSED
         self._pid = 0
         self._thread = 0
@@ -151,6 +153,8 @@ class Client:
         number = self.step if step is not None and self.step is not None else -1
         payload = _clean_info(info) if info else None
         self._progress(BEAT, number, payload)
+        if self.after_step is not None:
+            self.after_step(BEAT, number)
 
     def tick(self) -> None:
         """Count one optimizer step; one TICK unless the script beats by itself."""
@@ -165,6 +169,8 @@ class Client:
         self.ticks += 1
         if not self._explicit:
             self._progress(TICK, self.ticks, None)
+            if self.after_step is not None:
+                self.after_step(TICK, self.ticks)
 
     def _progress(self, kind: int, number: int, info: dict[str, object] | None) -> None:
         body = b""

@@ -91,9 +91,14 @@ def bind(affinity: str) -> None:
 
 def become_rank(order: Order) -> None:
     """Connect and run the program. Comes back when a script ended by itself; raises what it raised."""
+    drills = os.environ.pop("FTLAUNCH_DRILLS", "")
     environment = dict(os.environ)
     if CLIENT.attach(environment):
         CLIENT.hello("start")
+        if drills:
+            from ftlaunch.heartbeat import drill
+
+            drill.arm(drills, environment)
     CLIENT.on_first_beat = modules.Reporter(environment)
     CLIENT.hello("script")
     if order.kind == "binary":
