@@ -133,4 +133,8 @@ def _explain(details: str) -> str:
     if "Failed parsing HTTP/2" in details:
         return "what answers there is not an etcd v3 endpoint"
     # gRPC: "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:2379: Connection refused"
-    return re.sub(r"^failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?", "", details)
+    return re.sub(
+        r"^failed to connect to all addresses; last error: \w+: (ipv[46]:\S+: )?(Failed to connect to remote host: )?",
+        "",
+        details,
+    )
