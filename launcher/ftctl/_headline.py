@@ -23,6 +23,8 @@ def headline(status: Status) -> list[str]:
         f"{status['phase']} for {_format.duration(status['phase_s'])}   up {_format.duration(status['up_s'])}",
         f"{_nodes(status)}   {_ranks(status)}   {_standbys(status)}   {_restarts(status)}",
     ]
+    if status.get("trouble"):
+        lines.append(f"trouble: {shortened(status['trouble'], _WIDTH)}; below is what it said last")
     if status.get("ending"):
         lines.append(f"ending: {shortened(status['ending'], _WIDTH)}")
     cause = status.get("last_cause")

@@ -84,7 +84,7 @@ def _text(line: str, style: str) -> Text:
 def _colour(line: str, status: Status) -> Text:
     if line.startswith(("last cause", "slow", "  ")):
         return _text(line, "yellow")
-    text = _text(line, "bold yellow" if line.startswith("ending") else "")
+    text = _text(line, "bold yellow" if line.startswith(("ending", "trouble")) else "")
     text.highlight_words([status["phase"]], _PHASE_STYLES.get(status["phase"], "yellow"))
     return text
 

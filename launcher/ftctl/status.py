@@ -41,19 +41,38 @@ def command(wanted: str | None, watch: bool, interval: float, all_ranks: bool, a
     """
     live = find_live(wanted)
 
-    def fetch() -> Mapping[str, Any]:
-        status: Mapping[str, Any] = ask(live, "status", _TIMEOUT_S)
-        return status
-
+    source = _Source(live)
     if not watch:
-        _show(fetch(), as_json, all_ranks)
+        _show(source.fetch(), as_json, all_ranks)
         return
     try:
-        _watch(fetch, interval, as_json, all_ranks)
+        _watch(source.fetch, interval, as_json)
     except Refused:
         if is_running(live.path):
             raise
         _say_end(live)
+
+
+class _Source:
+    """Asks one agent again and again. One that does not answer for a while is no reason to stop watching."""
+
+    def __init__(self, live: LiveRun) -> None:
+        self._live = live
+        self._last: Mapping[str, Any] | None = None
+
+    def fetch(self) -> Mapping[str, Any]:
+        """The status now; the last one, with ``trouble``, while the agent lives but does not answer.
+
+        Raises :class:`Refused` for the first question, and once the job has ended.
+        """
+        try:
+            status: Mapping[str, Any] = ask(self._live, "status", _TIMEOUT_S)
+        except Refused as error:
+            if self._last is None or not is_running(self._live.path):
+                raise
+            return {**self._last, "trouble": error.format_message()}
+        self._last = status
+        return status
 
 
 def _show(status: Mapping[str, Any], as_json: bool, all_ranks: bool) -> None:
@@ -67,7 +86,7 @@ def _show(status: Mapping[str, Any], as_json: bool, all_ranks: bool) -> None:
         click.echo("\n".join(_text(status)))
 
 
-def _watch(fetch: Callable[[], Mapping[str, Any]], interval_s: float, as_json: bool, all_ranks: bool) -> None:
+def _watch(fetch: Callable[[], Mapping[str, Any]], interval_s: float, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
         from ftlaunch.launcher.ftctl import _screen
 

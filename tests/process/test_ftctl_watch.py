@@ -48,13 +48,20 @@ def stand_in(home: Path, ranks: int) -> Iterator[subprocess.Popen[bytes]]:
 class Terminal:
     """ftctl on a terminal of its own."""
 
-    def __init__(self, home: Path, *arguments: str, size: tuple[int, int] = (40, 140), **environment: str) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        size: tuple[int, int] = (40, 140),
+        program: tuple[str, ...] = ("-m", "ftlaunch.launcher.ftctl"),
+        **environment: str,
+    ) -> None:
         self.seen = b""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         base = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ftlaunch.launcher.ftctl", *arguments],
+            [sys.executable, *program, *arguments],
             env={**base, "XDG_STATE_HOME": str(home), "TERM": "xterm-256color", **environment},
             stdin=theirs,
             stdout=theirs,
@@ -150,6 +157,22 @@ def test_when_the_agent_is_gone_it_ends_and_says_so(tmp_path: Path, terminals: l
         assert terminal.wait() == 0
     rest = terminal.seen.partition(_LEAVE)[2].decode()
     assert "has ended" in rest and "Traceback" not in rest
+
+
+def test_an_agent_that_pauses_is_watched_on(tmp_path: Path, terminals: list[Terminal]) -> None:
+    impatient = "from ftlaunch.launcher.ftctl import status; status._TIMEOUT_S = 0.2\n"
+    main = "from ftlaunch.launcher.ftctl.__main__ import main; main()"
+    with stand_in(tmp_path, 4) as agent:
+        terminal = Terminal(tmp_path, "status", "-w", "--interval", "0.1", program=("-c", impatient + main))
+        terminals.append(terminal)
+        wait_until(lambda: len(terminal.frames()) > 3)
+        agent.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: "trouble: the agent of" in terminal.frames()[-1])
+            assert "did not answer within 0.2 s" in terminal.frames()[-1] and "RANK" in terminal.frames()[-1]
+        finally:
+            agent.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(terminal.frames()) > 1 and "trouble" not in terminal.frames()[-2])
 
 
 def test_once_on_a_terminal_is_coloured_unless_that_is_not_wanted(tmp_path: Path, terminals: list[Terminal]) -> None:
