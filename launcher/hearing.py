@@ -22,6 +22,7 @@ from ftlaunch.heartbeat.watch import RankStatus, Watch
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
+from ftlaunch.launcher.batched import BatchedReader
 from ftlaunch.launcher.config import HeartbeatConfig
 from ftlaunch.launcher.evidence_stacks import StackCollector
 from ftlaunch.launcher.plan import DumpFiles
@@ -65,6 +66,7 @@ class Hearing:
         self._workers: Sequence[WorkerProcess] = ()
         self._post: Callable[[ev.Event], None] = lambda event: None
         self._audience: Audience | None = None
+        self._ear: BatchedReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._noted_at = 0.0
         self._first_beat_at: float | None = None
@@ -91,11 +93,13 @@ class Hearing:
         """Begin to listen."""
         self._post = post
         self._audience = audience
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self.listen)
+        self._ear = BatchedReader(self._listener.fileno(), self.listen)
+        self._ear.open()
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
-        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        if self._ear is not None:
+            self._ear.close()
         if self._timer is not None:
             self._timer.cancel()
         self.endpoint.close()
@@ -162,11 +166,12 @@ class Hearing:
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    def listen(self) -> None:
-        """Take in what has arrived."""
+    def listen(self) -> int:
+        """Take in what has arrived; returns how many messages that were."""
         now = clock.monotonic()
         due = False
-        for heard in self._listener.drain(now):
+        taken = self._listener.drain(now)
+        for heard in taken:
             due = self._take(heard) or due
         for line in self._listener.notices(now):
             self._tell("messages_dropped", reason=line)
@@ -177,9 +182,11 @@ class Hearing:
             self._assess(now)
         if self._first_beat_at is not None and now - self._noted_at >= PROGRESS_EVERY_S:
             self._note_progress(now)
+        return len(taken)
 
     def children_changed(self) -> None:
-        """SIGCHLD: perhaps a rank was stopped, or goes on."""
+        """SIGCHLD: perhaps a rank was stopped, or goes on, or calls us to hear its last words."""
+        self.listen()
         self._assess(clock.monotonic())
 
     def _belongs(self, pid: int, generation: int, local_rank: int) -> bool:

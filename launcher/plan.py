@@ -18,6 +18,10 @@ from ftlaunch.rendezvous.interface import World
 BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
 
 
+BEAT_INTERVAL_MS = "100"
+"""Progress more often than this need not be told. A drill that acts at an exact step sets the variable to 0."""
+
+
 class Lifeline:
     """A pipe whose write end only the agent holds: when the agent dies, however, every reader sees the end of file."""
 
@@ -144,6 +148,7 @@ class Plan:
         extra = {
             "FTLAUNCH_SOCKET": self._wires.socket_path,
             "FTLAUNCH_MARK": self._wires.marker,
+            "FTLAUNCH_BEAT_INTERVAL_MS": self._config.environment.get("FTLAUNCH_BEAT_INTERVAL_MS", BEAT_INTERVAL_MS),
             "TORCHELASTIC_ERROR_FILE": str(error_file or ""),
             **self.private_environment(local_rank),
         }

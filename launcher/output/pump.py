@@ -198,7 +198,9 @@ class OutputPump:
         if self._thread is None:
             self._epoll.register(self._wake_fd, select.EPOLLIN)
             self._thread = start_quiet_thread(self._run, "ftlaunch-output")
-        os.eventfd_write(self._wake_fd, 1)
+        with contextlib.suppress(OSError):
+            # EBADF: the thread has just finished, so there is nobody left to tell.
+            os.eventfd_write(self._wake_fd, 1)
 
     # What follows runs in the reader thread.
 
