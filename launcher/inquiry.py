@@ -54,6 +54,8 @@ class Inquiry:
         self._watch: NodeWatch | None = None
         self._opening = False
         self._current: tuple[int, Sequence[int]] = (-1, ())
+        self._xids_before: dict[int, int] = {}
+        """How many GPU errors there had been when a generation began; of the last two."""
         self._generation = -1
         """The one whose counters were taken."""
         self._early: NodeEvidence | None = None
@@ -64,7 +66,8 @@ class Inquiry:
 
     def begin_soon(self, generation: int, pids: Sequence[int]) -> None:
         """These ranks have just been started: remember where all counters stand, as soon as nothing is held up."""
-        self._current = (generation, pids)
+        before, self._current = self._current[0], (generation, pids)
+        self._xids_before = {before: self._xids_before.get(before, 0), generation: len(self.sources.xids())}
         self._cancel()
         loop = asyncio.get_running_loop()
         if self._watch is not None:
@@ -121,16 +124,21 @@ class Inquiry:
             self._kept = (self._generation, self._look(self._generation))
         self._early = None
         self._generation, pids = self._current
-        self._watch.begin(pids, self.sources.xids())
+        self._watch.begin(pids, self.sources.xids()[: self._xids_before[self._generation]])
 
     def _look(self, generation: int) -> NodeEvidence:
-        from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN
+        from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, NodeEvidence
 
         if self._watch is not None and generation == self._generation:
             now, early = self._watch.look(self.sources.xids()), self._early
             # A control group may be gone together with its last process, and its counters with it.
             return replace(now, oom=early.oom) if early is not None and early.oom.kills and not now.oom.kills else now
-        return self._kept[1] if self._kept is not None and self._kept[0] == generation else NOTHING_KNOWN
+        if self._kept is not None and self._kept[0] == generation:
+            return self._kept[1]
+        if generation not in self._xids_before:
+            return NOTHING_KNOWN
+        # It ended before its counters were taken: the driver's word is all there is.
+        return NodeEvidence(xids=tuple(self.sources.xids()[self._xids_before[generation] :]))
 
     def _cancel(self) -> None:
         for timer in self._timers:

@@ -6,13 +6,14 @@ The first to die is only a hint: a rank that waits in a collective for one that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ftlaunch.launcher.evidence.classify import classify
 from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
 
 _SIGKILLED = (-9, 137)
+_ABORTED = (-6, 134)
 _LATE_FACTOR = 2.0
 _LATE_S = 2.0
 
@@ -40,17 +41,27 @@ def investigate(ranks: Sequence[RankEvidence], node: NodeEvidence = NOTHING_KNOW
     ordered = sorted(ranks, key=lambda rank: math.inf if rank.at is None else rank.at)
     found = [diagnosis for rank in ordered if (diagnosis := classify(rank, node, killed)) is not None]
     failed = [diagnosis for diagnosis in found if diagnosis.kind not in (Kind.STOPPED_BY_US, Kind.FINISHED)]
-    first = next((diagnosis for diagnosis in failed if not diagnosis.victim), None)
+    aborted = {rank.rank for rank in ranks if rank.exit_code in _ABORTED}
+    own = [diagnosis for diagnosis in failed if not diagnosis.victim]
+    first = next((diagnosis for diagnosis in own if not _may_be_victim(diagnosis, aborted)), None)
     if first is None:
-        first = _suspect(ranks, found) or next(iter(failed), None)
+        first = _suspect(ranks, found, aborted) or next(iter(own), None) or next(iter(failed), None)
     if first is None:
         return Findings(None, tuple(found))
     return Findings(first, tuple(diagnosis for diagnosis in found if diagnosis.rank != first.rank))
 
 
-def _suspect(ranks: Sequence[RankEvidence], found: Sequence[Diagnosis]) -> Diagnosis | None:
+def _may_be_victim(diagnosis: Diagnosis, aborted: Collection[int | None]) -> bool:
+    """An abort without a word: a collective's watchdog ends ranks so when another one does not come."""
+    return diagnosis.kind is Kind.SIGNAL and diagnosis.rank in aborted
+
+
+def _suspect(
+    ranks: Sequence[RankEvidence], found: Sequence[Diagnosis], aborted: Collection[int | None]
+) -> Diagnosis | None:
     """All known ends follow from somebody else's: the one who progressed clearly before all others holds them up."""
-    waited = [diagnosis for diagnosis in found if diagnosis.kind in (Kind.COLLECTIVE_TIMEOUT, Kind.PEER_LOST)]
+    said = [diagnosis for diagnosis in found if diagnosis.kind in (Kind.COLLECTIVE_TIMEOUT, Kind.PEER_LOST)]
+    waited = said or [diagnosis for diagnosis in found if _may_be_victim(diagnosis, aborted)]
     aged = sorted((rank for rank in ranks if rank.beat_age_s is not None), key=lambda rank: rank.beat_age_s or 0.0)
     if not waited or len(aged) < 2:
         return None
@@ -66,7 +77,8 @@ def _suspect(ranks: Sequence[RankEvidence], found: Sequence[Diagnosis]) -> Diagn
         f"{blamed}"
     )
     hint = "--hang-timeout below the collective's own timeout would have shown where it hangs"
-    return Diagnosis(Kind.STALL, sentence, Confidence.LIKELY, hint, culprit.rank)
+    confidence = Confidence.LIKELY if said else Confidence.POSSIBLE
+    return Diagnosis(Kind.STALL, sentence, confidence, hint, culprit.rank)
 
 
 def describe_ages(ranks: Sequence[RankEvidence]) -> str:

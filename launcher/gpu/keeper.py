@@ -53,7 +53,7 @@ class Gpus:
         try:
             self.devices, self.note = await self._start()
         except NvmlHung as error:
-            self.trouble = f"{error}; with CUDA_VISIBLE_DEVICES= it is not asked"
+            self._distrust(error)
         except (SpawnError, NvmlError) as error:
             self.note = f"GPUs are not watched: {error}"
             await self.close()
@@ -81,9 +81,12 @@ class Gpus:
                 self.baseline = take_baseline(await self.sample())
                 self.healthy_state = await self.health()
             except NvmlHung as error:
-                self.trouble = str(error)
+                self._distrust(error)
             except (SpawnError, NvmlError) as error:
                 self.note, self.devices = f"GPUs are not watched: {error}", ()
+
+    def _distrust(self, error: NvmlHung) -> None:
+        self.trouble = f"{error}; with CUDA_VISIBLE_DEVICES= it is not asked"
 
     async def observe(self, ours: Collection[int]) -> tuple[DeviceSample, ...]:
         """Look while all of ``ours`` run, so that tenants who came after us are told from us. Empty without GPUs."""
