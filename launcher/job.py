@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import bystanders, clock, commands, kernel, numa, signals, staleness
+from ftlaunch.launcher import abandoned, bystanders, clock, commands, kernel, numa, parent, signals, staleness
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
@@ -120,6 +120,8 @@ def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
             say.notice(note)
         for info in parsed.infos:
             say.info(info)
+        if hint := parent.hint_of_deaf_shell():
+            say.warning(hint)
         place = open_place(config, say)
         job = Job(config, console, say, place, early)
         code, report = asyncio.run(job.run())
@@ -261,12 +263,14 @@ class Job:
             crew.helpers.add(guard.pid)
         if self.place.run is not None:
             self._describe(self.place.run, control)
+            abandoned.end_abandoned(self.place.run, self.say.warning)
 
     def _describe(self, run: RunDir, control: str) -> None:
         command = self.config.command
         run.describe(
             {
                 "id": run.run_id,
+                abandoned.MARK: self.marker,
                 **owner_facts(this_owner(os.uname().nodename)),
                 "job": self.config.rendezvous.job_id,
                 "command": redact([command.target, *command.args]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -76,6 +77,7 @@ class EventLog:
         try:
             if self._fd < 0:
                 self._fd = os.open(path, _FLAGS, 0o666)
+                _hold(self._fd)
                 self._torn = _ends_torn(path)
             if self._torn:
                 # A line that was cut off (full disk, an earlier agent killed half-way) must not swallow this one.
@@ -86,6 +88,32 @@ class EventLog:
             if not self._warned:
                 self._warned = True
                 self._warn(f"cannot write {path}: {error.strerror}; the job goes on, its record has gaps")
+
+
+def _hold(fd: int) -> None:
+    """Show by a lock (flock(2)) that somebody lives who writes here; other containers see no more of us than that."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living :class:`EventLog` of this machine has the file open."""
+    import fcntl
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        # Held; or a file system without locks, where it may well be.
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _ends_torn(path: Path) -> bool:

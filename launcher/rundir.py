@@ -18,13 +18,14 @@ from typing import Any
 
 from ftlaunch.launcher import clock, proctree
 from ftlaunch.launcher.errors import UsageError
-from ftlaunch.launcher.records import EVENTS_FILE, plain
+from ftlaunch.launcher.records import EVENTS_FILE, is_held, plain
 
 RUN_FILE = "run.json"
 LATEST = "latest"
 _VERSION = 1
 _ID = r"\d{8}-\d{6}-[A-Za-z0-9_.-]*-[0-9a-f]{6}"
-_EARLIER = "earlier"
+EARLIER = "earlier"
+"""Folder of a named run directory that holds the runs before."""
 _OWN_FILES = (RUN_FILE, EVENTS_FILE, "incidents", "logs", "failure.txt", "report.html")
 _ATTEMPTS = 10
 _SECRET_WORDS = frozenset(
@@ -80,13 +81,13 @@ class RunDir:
 
 
 def open_run_dir(wanted: str | None, environment: Mapping[str, str], job: str) -> tuple[RunDir | None, str]:
-    """Choose and create the directory. Returns it, or ``None`` and one line that says why there is none.
+    """Choose and create the directory. Returns it, or ``None``, and one line with what is worth knowing about it.
 
     Raises :class:`UsageError` when the directory that the user asked for cannot be used.
     """
     run_id = make_run_id(job)
     if wanted:
-        return _open_wanted(Path(os.path.abspath(wanted)), run_id), ""
+        return _open_wanted(Path(os.path.abspath(wanted)), run_id)
     problem = ""
     for root in candidate_roots(environment):
         try:
@@ -138,30 +139,39 @@ def _require_own(folder: Path) -> None:
         raise PermissionError(0, "belongs to another user", str(folder))
 
 
-def _open_wanted(path: Path, run_id: str) -> RunDir:
+def _open_wanted(path: Path, run_id: str) -> tuple[RunDir, str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if is_running(path):
+        before = read_run_file(path) or {}
+        if _lives_here(path, before):
             raise UsageError(f"--run-dir {path}: in use by a running ftlaunch; give another directory")
-        _set_aside(path)
+        aside = _set_aside(path, before)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(0, "not writable", str(path))
     except OSError as error:
         raise UsageError(f"--run-dir {path}: {error.strerror}; give a directory that can be written") from None
-    return RunDir(path, run_id, None)
+    return RunDir(path, run_id, None), _unclean_end(before, aside)
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(path: Path, before: Mapping[str, Any]) -> Path | None:
     """A named directory that was used before keeps what it has, below ``earlier/``."""
-    before = read_run_file(path)
-    if before is None and not (path / EVENTS_FILE).exists():
-        return
-    name = str((before or {}).get("id", ""))
-    aside = path / _EARLIER / (name if re.fullmatch(_ID, name) else make_run_id("unknown"))
+    if not before and not (path / EVENTS_FILE).exists():
+        return None
+    name = str(before.get("id", ""))
+    aside = path / EARLIER / (name if re.fullmatch(_ID, name) else make_run_id("unknown"))
     aside.mkdir(parents=True)
     for own in _OWN_FILES:
         with contextlib.suppress(FileNotFoundError):
             (path / own).rename(aside / own)
+    return aside
+
+
+def _unclean_end(before: Mapping[str, Any], aside: Path | None) -> str:
+    """One line when the agent of the run before was killed, as by a memory limit that takes the whole container."""
+    if aside is None or "pid" not in before or before.get("finished"):
+        return ""
+    who = f"its ftlaunch, pid {before['pid']} on {before.get('host', 'an unknown host')}, did not end in order"
+    return f"the run before in {aside.parents[1]} was cut off: {who}; its records are in {aside}"
 
 
 def point_latest(run: RunDir) -> None:
@@ -198,16 +208,33 @@ def owner_facts(owner: Owner) -> dict[str, Any]:
 
 
 def is_running(path: Path) -> bool:
-    """Whether the agent of a run lives. One of another host or container counts as living until it has finished."""
+    """Whether the agent of a run lives. One of another machine counts as living until it has finished."""
     facts = read_run_file(path)
-    pid = facts.get("pid") if facts is not None else None
-    if facts is None or facts.get("finished") or not isinstance(pid, int):
+    if facts is None or facts.get("finished") or not isinstance(facts.get("pid"), int):
         return False
-    if facts.get("boot_id") != _boot_id() or facts.get("pid_namespace") != _pid_namespace():
+    if facts.get("boot_id") != _boot_id():
         # The same host before its last reboot cannot be told from another one with the same name: ask the name.
-        same_host = facts.get("host") == os.uname().nodename
-        return not (same_host and facts.get("boot_id") != _boot_id())
-    return start_time(pid) == facts.get("starttime")
+        return facts.get("host") != os.uname().nodename
+    return _lives_here(path, facts)
+
+
+def _lives_here(path: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether the agent lives on this machine, as far as this can be proven."""
+    if facts.get("finished") or facts.get("boot_id") != _boot_id():
+        return False
+    if facts.get("pid_namespace") != _pid_namespace():
+        # Of another container, perhaps one that is gone: its pid says nothing, its lock does.
+        return is_held(path / EVENTS_FILE)
+    pid = facts.get("pid")
+    return isinstance(pid, int) and start_time(pid) == facts.get("starttime")
+
+
+def died_here(facts: Mapping[str, Any]) -> bool:
+    """Whether the agent was one of this machine and pid namespace and is gone without having finished."""
+    known = facts.get("boot_id") == _boot_id() and facts.get("pid_namespace") == _pid_namespace()
+    pid = facts.get("pid")
+    dead = isinstance(pid, int) and start_time(pid) != facts.get("starttime")
+    return known and dead and not facts.get("finished")
 
 
 def read_run_file(path: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ import pytest
 
 from ftlaunch.launcher import rundir
 from ftlaunch.launcher.errors import UsageError
+from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.retention import prune
 from ftlaunch.launcher.rundir import RunDir, candidate_roots, is_running, open_run_dir, owner_facts, redact, this_owner
 
@@ -138,13 +139,42 @@ def test_run_json_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
         ({"pid": "1"}, False),
         ({"host": "elsewhere", "boot_id": "other"}, True),
         ({"boot_id": "before the reboot"}, False),
-        ({"pid_namespace": "pid:[1]"}, True),
+        ({"pid_namespace": "pid:[1]"}, False),
     ],
 )
 def test_whether_the_agent_of_a_run_lives(tmp_path: Path, changes: dict[str, object], running: bool) -> None:
     facts = {**owner_facts(this_owner(os.uname().nodename)), **changes}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     assert is_running(tmp_path) is running
+
+
+def test_an_agent_of_another_container_is_known_by_its_lock(tmp_path: Path) -> None:
+    facts = {**owner_facts(this_owner("pod-0")), "pid_namespace": "pid:[1]", "id": "x"}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    log = EventLog(tmp_path / "events.jsonl", pytest.fail)
+    log.write("job_started")
+    assert is_running(tmp_path)
+    with pytest.raises(UsageError, match="in use by a running ftlaunch"):
+        open_run_dir(str(tmp_path), {}, "job")
+    log.close()
+    assert not is_running(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pid_namespace": "pid:[1]"}, {"boot_id": "other", "host": "pod-x7f2"}, {"starttime": 1}]
+)
+def test_a_named_directory_of_a_run_that_was_cut_off_is_taken_and_that_is_said(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    """A container that was killed as a whole starts again with the same options, perhaps on another node."""
+    before, _ = open_run_dir(str(tmp_path), {}, "job")
+    assert before is not None
+    before.describe({"id": before.run_id, **owner_facts(this_owner("pod-0")), **changes}, pytest.fail)
+    before.events.write_text("first")
+    run, note = open_run_dir(str(tmp_path), {}, "job")
+    assert run is not None and not run.events.exists()
+    assert f"was cut off: its ftlaunch, pid {os.getpid()} on {changes.get('host', 'pod-0')}" in note
+    assert (tmp_path / "earlier" / before.run_id / "events.jsonl").read_text() == "first"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])

@@ -1,0 +1,158 @@
+"""Reports of what outlived its launcher, its rank or its generation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cases.training import TWO, write
+from support import cgroups, procfs
+from support.jobs import Launcher
+from support.waiting import wait_until
+
+
+def test_A2_agent_keeps_no_zombies_of_what_escaped(ftlaunch: Launcher, tmp_path: Path) -> None:
+    body = """
+agent = os.getppid()
+def children():
+    pids = []
+    for task in os.listdir(f"/proc/{agent}/task"):
+        pids += open(f"/proc/{agent}/task/{task}/children").read().split()
+    return pids
+def state(pid):
+    try: return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0]
+    except OSError: return ""
+if GEN == 0:
+    subprocess.run(["sh", "-c", "(setsid sleep 600 &) ; (setsid true &) ; exit 0"])
+    if RANK == 1: os.kill(os.getpid(), 9)
+    signal.pause()
+deadline = time.monotonic() + 10
+while "Z" in map(state, children()) and time.monotonic() < deadline: time.sleep(0.01)
+say("zombies", [pid for pid in children() if state(pid) == "Z"])
+"""
+    job = ftlaunch(*TWO, write(tmp_path, body))
+    assert job.wait() == 0
+    assert job.out.count("zombies []") == 2
+
+
+def test_A3_ranks_are_children_of_the_agents_main_thread(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """A parent-death signal fires when the *thread* that forked ends (prctl(2)); the main one lives as the agent."""
+    body = """
+if GEN == 0 and RANK == 1: os.kill(os.getpid(), 9)
+if GEN == 0: signal.pause()
+say("ready")
+signal.pause()
+"""
+    job = ftlaunch(*TWO, write(tmp_path, body))
+    wait_until(lambda: job.out.count("ready") == 2, 30)
+    of_main_thread = set(map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()))
+    assert set(job.events("workers_started")[1]["pids"]) <= of_main_thread
+
+
+def test_A3_the_next_start_ends_what_a_killed_agent_and_its_guardian_left(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """``pkill -9 ftlaunch`` takes the guardian, too: then what had left its rank's session is found by its mark."""
+    sleeper = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    job = ftlaunch(write(tmp_path, f"say('pid', {sleeper}.pid)\nsignal.pause()"), env=state)
+    job.wait_for_output("pid ")
+    escaped = int(job.out.split("pid ")[1].split()[0])
+    guardian = next(pid for pid in procfs.children(job.pid) if "guardian" in procfs.describe(pid))
+    os.kill(guardian, signal.SIGSTOP)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    os.kill(guardian, signal.SIGKILL)
+    wait_until(lambda: not procfs.alive(guardian), 10)
+    assert procfs.alive(escaped)
+    later = ftlaunch(write(tmp_path, "say(1)", "later.py"), env=state)
+    assert later.wait() == 0
+    assert not procfs.alive(escaped) and f"pid {escaped} (sleep)" in later.err, later.err
+
+
+def test_A5_a_signal_while_starting_is_not_lost(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """The handlers come before the imports: as PID 1 a process without them ignores SIGTERM."""
+    job = ftlaunch(*TWO, write(tmp_path, "signal.pause()"))
+
+    def catches_sigterm() -> bool:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{job.pid}/status").read_text().splitlines())
+        return bool(int(fields["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_until(catches_sigterm, 10)
+    job.signal(signal.SIGTERM)
+    assert job.wait(20) == 143
+    assert "Traceback" not in job.err
+
+
+def test_A6_a_rank_that_cannot_be_killed_ends_the_agent_with_75(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """A frozen process stands in for one in uninterruptible sleep: SIGKILL does nothing to either."""
+    with cgroups.freezer_group() as folder:
+        body = f"""
+say("ready", os.getpid())
+if RANK == 0: signal.pause()
+while open({str(folder / "freezer.state")!r}).read().strip() != "FROZEN": time.sleep(0.01)
+os._exit(3)
+"""
+        job = ftlaunch(*TWO, "--unkillable-timeout", "0.5", write(tmp_path, body))
+        wait_until(lambda: job.out.count("ready") == 2, 30)
+        stuck = job.events("workers_started")[0]["pids"][0]
+        cgroups.join(folder, stuck)
+        cgroups.freeze(folder)
+        assert job.wait(20) == 75
+        assert len(job.events("workers_started")) == 1, "nothing may be started next to it"
+        assert f"pid {stuck} (" in job.err and "cannot be killed" in job.err and "run the job elsewhere" in job.err
+        cgroups.thaw(folder)
+        wait_until(lambda: not procfs.alive(stuck), 10)
+
+
+@pytest.fixture
+def segment() -> Iterator[str]:
+    """The path of a file in /dev/shm that nobody has made yet."""
+    path = Path("/dev/shm", f"ft-case-{uuid.uuid4().hex[:12]}")
+    yield str(path)
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_A9_shared_memory_of_a_killed_rank_is_told_and_removed_on_request(
+    ftlaunch: Launcher, tmp_path: Path, segment: str, clean: bool
+) -> None:
+    body = f"""
+import mmap
+if GEN == 0:
+    f = os.open({segment!r}, os.O_RDWR | os.O_CREAT)
+    os.truncate(f, 1 << 20)
+    m = mmap.mmap(f, 1 << 20)
+    m[:] = b"x" * (1 << 20)
+    os.kill(os.getpid(), 9)
+say("there", os.path.exists({segment!r}))
+"""
+    job = ftlaunch(*(["--clean-shm"] if clean else []), "--max-restarts", "1", write(tmp_path, body))
+    assert job.wait() == 0
+    assert f"there {not clean}" in job.out
+    (event,) = wait_until(lambda: job.events("shm_leftovers"), 10)
+    assert event["removed"] is clean and event["bytes"] == 1 << 20 and "1 MiB" in event["reason"]
+    assert os.path.basename(segment) in job.err and ("--clean-shm" in job.err) is not clean
+
+
+def test_A9_what_a_living_process_uses_is_never_removed(ftlaunch: Launcher, tmp_path: Path, segment: str) -> None:
+    """A checkpoint in memory, say, kept by a process outside of the job."""
+    keeper = subprocess.Popen(
+        ["sh", "-c", f"exec 9<>{segment}; echo ready; exec sleep 600"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        body = f"""
+if GEN == 0:
+    while not os.path.exists({segment!r}): time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+say("there", os.path.exists({segment!r}))
+"""
+        job = ftlaunch("--clean-shm", "--max-restarts", "1", write(tmp_path, body))
+        assert job.wait() == 0 and "there True" in job.out
+    finally:
+        keeper.kill()
+        keeper.communicate()

@@ -1,0 +1,37 @@
+"""Little training scripts for the cases: what all of them begin with, and where they are written to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import os, signal, subprocess, sys, time
+RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
+def say(*words): print(*words, flush=True)
+"""
+BEATING = """
+from ftlaunch import heartbeat as hb
+def steps(first, last, pause=0.01):
+    for step in range(first, last):
+        time.sleep(pause)
+        hb.beat(step)
+"""
+TWO = ("--nproc-per-node", "2")
+
+
+def write(folder: Path, body: str, name: str = "train.py") -> Path:
+    """Write ``body`` below :data:`HEAD` and return the script."""
+    path = folder / name
+    path.write_text(HEAD + body)
+    return path
+
+
+def need_pid_namespace() -> list[str]:
+    """The command that runs what follows as PID 1 of a namespace; skips the test where there can be none."""
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a PID namespace")
+    return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
