@@ -97,7 +97,7 @@ def _progress(status: Status, width: int) -> RenderableType | None:
     if progress["total"] is None or width < 2 * _BAR_WIDTH:
         return _text(words, "")
     grid = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=1.0, completed=_headline.fraction(progress), width=_BAR_WIDTH)
+    bar = ProgressBar(total=1.0, completed=_headline.fraction(progress), width=_BAR_WIDTH, complete_style="green")
     grid.add_row(bar, _text(words.partition("] ")[2].strip(), ""))
     return grid
 
