@@ -19,8 +19,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings, Job, describe_node, settings_from
-from ftlaunch.rendezvous.etcd.lease import boottime
 from ftlaunch.rendezvous.interface import (
     Closed,
     JoinFailed,

@@ -16,24 +16,25 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from ftlaunch.rendezvous.etcd import library, peers
+from ftlaunch.rendezvous.common import peers
+from ftlaunch.rendezvous.common.decide import Standing, View, follow
+from ftlaunch.rendezvous.common.iothread import IoThread
+from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
+from ftlaunch.rendezvous.common.portkeeper import PortKeeper
+from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, HolderRecord, NodeRecord, RecordError, encode
+from ftlaunch.rendezvous.common.table import difference
+from ftlaunch.rendezvous.etcd import library
 from ftlaunch.rendezvous.etcd import settings as configuration
 from ftlaunch.rendezvous.etcd.candidacy import Candidacy
 from ftlaunch.rendezvous.etcd.client import EtcdClient
-from ftlaunch.rendezvous.etcd.decide import Standing, View, follow
 from ftlaunch.rendezvous.etcd.errors import EtcdError, Unreachable
-from ftlaunch.rendezvous.etcd.iothread import IoThread
 from ftlaunch.rendezvous.etcd.leader import DeskListener
 from ftlaunch.rendezvous.etcd.leaving import Leaving
 from ftlaunch.rendezvous.etcd.membership import Listener, Membership
 from ftlaunch.rendezvous.etcd.mirror import Mirror
-from ftlaunch.rendezvous.etcd.node import address_towards
-from ftlaunch.rendezvous.etcd.portkeeper import PortKeeper
-from ftlaunch.rendezvous.etcd.records import FailureKind, FailureRecord, HolderRecord, NodeRecord, RecordError, encode
 from ftlaunch.rendezvous.etcd.ring import Ring
-from ftlaunch.rendezvous.etcd.settings import EtcdSettings, NodeDescription
+from ftlaunch.rendezvous.etcd.settings import EtcdSettings
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
-from ftlaunch.rendezvous.etcd.table import difference
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import (
     Closed,
@@ -193,7 +194,7 @@ class EtcdRendezvous:
 
     async def _find_address(self) -> str:
         try:
-            return address_towards(self._settings.endpoints)
+            return address_towards([(endpoint.host, endpoint.port) for endpoint in self._settings.endpoints])
         except SettingsError as error:
             # A name that does not resolve yet may do so in a moment.
             raise Unreachable(str(error)) from None

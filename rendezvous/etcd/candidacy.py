@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ftlaunch.rendezvous.etcd.decide import View
+from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.etcd.election import campaign
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseGone
 from ftlaunch.rendezvous.etcd.leader import DeskListener, LeaderDesk

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ftlaunch.rendezvous.common.records import HolderRecord, RecordError, encode
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import Unreachable
 from ftlaunch.rendezvous.etcd.keys import Keys
-from ftlaunch.rendezvous.etcd.records import HolderRecord, RecordError, encode
 from ftlaunch.rendezvous.etcd.wire import (
     Absent,
     Condition,

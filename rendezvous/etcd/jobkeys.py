@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ftlaunch.rendezvous.etcd.client import EtcdClient
-from ftlaunch.rendezvous.etcd.election import Mandate
-from ftlaunch.rendezvous.etcd.errors import LeaseExists, LeaseGone
-from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureKind,
     FailureRecord,
@@ -25,6 +21,10 @@ from ftlaunch.rendezvous.etcd.records import (
     TableRecord,
     encode,
 )
+from ftlaunch.rendezvous.etcd.client import EtcdClient
+from ftlaunch.rendezvous.etcd.election import Mandate
+from ftlaunch.rendezvous.etcd.errors import LeaseExists, LeaseGone
+from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys
 from ftlaunch.rendezvous.etcd.wire import (
     Absent,
     Answer,

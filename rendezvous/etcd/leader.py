@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ftlaunch.rendezvous.etcd import lease as leases
-from ftlaunch.rendezvous.etcd.decide import (
+from ftlaunch.rendezvous.common.decide import (
     Agree,
     DeclareEnded,
     DeclareLost,
@@ -27,10 +26,7 @@ from ftlaunch.rendezvous.etcd.decide import (
     is_available,
     lead,
 )
-from ftlaunch.rendezvous.etcd.election import Mandate
-from ftlaunch.rendezvous.etcd.errors import EtcdError
-from ftlaunch.rendezvous.etcd.mirror import Mirror
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureKind,
     FailureRecord,
@@ -38,8 +34,12 @@ from ftlaunch.rendezvous.etcd.records import (
     RecordError,
     TableRecord,
 )
+from ftlaunch.rendezvous.common.table import difference, seat_of
+from ftlaunch.rendezvous.etcd import lease as leases
+from ftlaunch.rendezvous.etcd.election import Mandate
+from ftlaunch.rendezvous.etcd.errors import EtcdError
+from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
-from ftlaunch.rendezvous.etcd.table import difference, seat_of
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import Publish
 

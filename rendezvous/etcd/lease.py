@@ -13,17 +13,12 @@ loop, so that fencing does not depend on this code still running.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
+from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseGone
 from ftlaunch.rendezvous.etcd.retry import Policy
-
-
-def boottime() -> float:
-    """Seconds of CLOCK_BOOTTIME."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseOver(Exception):

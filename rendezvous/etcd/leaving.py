@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from ftlaunch.rendezvous.common.records import ClosedRecord, FailureRecord, FinishRecord, RecordError
 from ftlaunch.rendezvous.etcd.errors import EtcdError
 from ftlaunch.rendezvous.etcd.membership import Membership
-from ftlaunch.rendezvous.etcd.records import ClosedRecord, FailureRecord, FinishRecord, RecordError
 from ftlaunch.rendezvous.etcd.site import Site, log, new_attempt
 
 _LEAVE_S = 5.0

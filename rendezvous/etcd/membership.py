@@ -12,10 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
+from ftlaunch.rendezvous.common.clock import boottime
+from ftlaunch.rendezvous.common.peers import Proof, probe
+from ftlaunch.rendezvous.common.records import HolderRecord, NodeRecord
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseGone, Unreachable
-from ftlaunch.rendezvous.etcd.peers import Proof, probe
-from ftlaunch.rendezvous.etcd.records import HolderRecord, NodeRecord
 from ftlaunch.rendezvous.etcd.site import Site, log
 
 _CONFLICT_PAUSE_S = 0.5
@@ -39,7 +40,7 @@ class Listener:
 class Membership:
     """Keeps the node's keys as :meth:`update` wants them."""
 
-    def __init__(self, site: Site, listener: Listener, clock: Callable[[], float] = leases.boottime) -> None:
+    def __init__(self, site: Site, listener: Listener, clock: Callable[[], float] = boottime) -> None:
         self._site = site
         self._listener = listener
         self._clock = clock

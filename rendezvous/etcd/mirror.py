@@ -6,9 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ftlaunch.rendezvous.etcd.decide import Roster, View
-from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.decide import Roster, View
+from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureRecord,
     FinishRecord,
@@ -18,7 +17,8 @@ from ftlaunch.rendezvous.etcd.records import (
     RecordError,
     TableRecord,
 )
-from ftlaunch.rendezvous.etcd.table import Node
+from ftlaunch.rendezvous.common.table import Node
+from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys
 from ftlaunch.rendezvous.etcd.watch import Snapshot
 from ftlaunch.rendezvous.etcd.wire import Change, KeyValue
 

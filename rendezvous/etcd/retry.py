@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ftlaunch.rendezvous.common.clock import monotonic
 from ftlaunch.rendezvous.etcd.errors import Unreachable
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Retry:
     deadline: float = float("inf")
     interrupt: Callable[[], bool] = lambda: False
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = monotonic
     chance: Callable[[], float] = field(default=random.random)
 
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:

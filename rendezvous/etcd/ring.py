@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ftlaunch.rendezvous.etcd import peers
-from ftlaunch.rendezvous.etcd.decide import View
+from ftlaunch.rendezvous.common import peers
+from ftlaunch.rendezvous.common.decide import View
+from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, Seat
 from ftlaunch.rendezvous.etcd.errors import EtcdError
-from ftlaunch.rendezvous.etcd.records import FailureKind, FailureRecord, Seat
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
 
 

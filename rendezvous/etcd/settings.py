@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,24 +72,6 @@ class EtcdSettings:
     def margin_s(self) -> float:
         """How long before the lease can end the workers must begin to stop; a fifth of the lease unless given."""
         return self.node_timeout_s / 5 if self.fence_margin_s is None else self.fence_margin_s
-
-
-@dataclass(frozen=True)
-class NodeDescription:
-    """What this node is. ``settings`` must be the same on all nodes of the job; a difference ends it.
-
-    ``machine`` says which agents would share a machine; empty: not checked. ``master_port`` is a fixed port the user
-    asked for, else each generation gets a fresh one.
-    """
-
-    node_id: str
-    host: str
-    pid: int
-    machine: str = ""
-    node_rank: int | None = None
-    local_addr: str | None = None
-    master_port: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_endpoints(text: str) -> tuple[tuple[Endpoint, ...], bool | None]:
@@ -191,8 +171,3 @@ def read_password_file(path: str) -> str:
         raise SettingsError(f"password file {path}: {error.strerror}") from None
     except (IndexError, UnicodeDecodeError):
         raise SettingsError(f"password file {path} does not begin with a line of text") from None
-
-
-def default_host() -> str:
-    """This machine's name for people to read; never looked up."""
-    return os.uname().nodename

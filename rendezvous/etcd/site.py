@@ -11,13 +11,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from ftlaunch.rendezvous.common.iothread import IoThread
+from ftlaunch.rendezvous.common.node import NodeDescription
+from ftlaunch.rendezvous.common.records import HolderRecord
 from ftlaunch.rendezvous.etcd.client import EtcdClient
-from ftlaunch.rendezvous.etcd.iothread import IoThread
 from ftlaunch.rendezvous.etcd.jobkeys import JobKeys, NodeKeys
 from ftlaunch.rendezvous.etcd.keys import Keys
-from ftlaunch.rendezvous.etcd.records import HolderRecord
 from ftlaunch.rendezvous.etcd.retry import Retry
-from ftlaunch.rendezvous.etcd.settings import EtcdSettings, NodeDescription
+from ftlaunch.rendezvous.etcd.settings import EtcdSettings
 
 log = logging.getLogger("ftlaunch.rendezvous")
 

@@ -13,9 +13,9 @@ import pytest
 from etcd_agents import agents, programs, until, world_of
 from etcd_server import EtcdCluster, etcd, find_binary
 
+from ftlaunch.rendezvous.common.peers import Doorbell, Proof, next_in_ring, probe, visit, watch_over
+from ftlaunch.rendezvous.common.records import Seat
 from ftlaunch.rendezvous.etcd import EtcdSettings
-from ftlaunch.rendezvous.etcd.peers import Doorbell, Proof, next_in_ring, probe, visit, watch_over
-from ftlaunch.rendezvous.etcd.records import Seat
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost
 from support.waiting import wait_until

@@ -13,9 +13,9 @@ import pytest
 from etcd_agents import agents, programs, until, world_of
 from etcd_server import EtcdCluster, etcd, find_binary
 
+from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
-from ftlaunch.rendezvous.etcd.lease import boottime
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import (
     Closed,

@@ -19,8 +19,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_MEDIAN_FUNCTION_LINES = 12
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime"}
-# Besides launcher/clock.py: the worker's side stamps its own beats, and etcd leases are counted where they are kept.
-CLOCK_READERS = {"launcher/clock.py", "rendezvous/etcd/lease.py", "rendezvous/etcd/retry.py"}
+# Besides launcher/clock.py: the worker's side stamps its own beats, and a rendezvous counts its leases.
+CLOCK_READERS = {"launcher/clock.py", "rendezvous/common/clock.py"}
 CLOCK_READER_FOLDERS = ("heartbeat/",)
 
 

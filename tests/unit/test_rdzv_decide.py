@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftlaunch.rendezvous.etcd.decide import (
+from ftlaunch.rendezvous.common.decide import (
     Agree,
     Decision,
     DeclareEnded,
@@ -23,7 +23,7 @@ from ftlaunch.rendezvous.etcd.decide import (
     follow,
     lead,
 )
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureKind,
     FailureRecord,
@@ -31,7 +31,7 @@ from ftlaunch.rendezvous.etcd.records import (
     NodeRecord,
     TableRecord,
 )
-from ftlaunch.rendezvous.etcd.table import Node, seat_of
+from ftlaunch.rendezvous.common.table import Node, seat_of
 from ftlaunch.rendezvous.interface import Closed, LeaseLost, MembershipChanged, Parked, PeerFailed, WorldAgreed
 
 LAST_CALL_S, WINDOW_S = 30.0, 600.0

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys, below
-from ftlaunch.rendezvous.etcd.mirror import Mirror
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.records import (
     MAX_BYTES,
     AnyRecord,
     ClosedRecord,
@@ -24,6 +22,8 @@ from ftlaunch.rendezvous.etcd.records import (
     TableRecord,
     encode,
 )
+from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys, below
+from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.watch import Snapshot
 from ftlaunch.rendezvous.etcd.wire import Change, KeyValue
 

@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 from etcd_server import make_certificates
 
+from ftlaunch.rendezvous.common.node import address_towards, describe_node, machine_digest
 from ftlaunch.rendezvous.etcd import library
 from ftlaunch.rendezvous.etcd.conf import Job, settings_from
-from ftlaunch.rendezvous.etcd.node import address_towards, describe_node, machine_digest
 from ftlaunch.rendezvous.etcd.settings import (
     Credentials,
     Endpoint,
@@ -176,11 +176,11 @@ def test_a_missing_or_old_library_is_named_with_what_to_install(monkeypatch: pyt
 
 
 def test_the_own_address_is_the_one_that_reaches_etcd() -> None:
-    assert address_towards((Endpoint("127.0.0.1", 9),)) == "127.0.0.1"
-    assert address_towards((Endpoint("::1", 9),)) == "::1"
-    assert address_towards((Endpoint("does-not-resolve.invalid", 9), Endpoint("127.0.0.2", 9))) == "127.0.0.1"
+    assert address_towards([("127.0.0.1", 9)]) == "127.0.0.1"
+    assert address_towards([("::1", 9)]) == "::1"
+    assert address_towards([("does-not-resolve.invalid", 9), ("127.0.0.2", 9)]) == "127.0.0.1"
     with pytest.raises(SettingsError, match=r"does-not-resolve\.invalid"):
-        address_towards((Endpoint("does-not-resolve.invalid", 9),))
+        address_towards([("does-not-resolve.invalid", 9)])
 
 
 def test_each_process_is_a_node_of_its_own_on_the_same_machine() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.rendezvous.etcd.records import NodeRecord, Seat, TableRecord
-from ftlaunch.rendezvous.etcd.table import Node, arrange, difference, seat_of, world_for
+from ftlaunch.rendezvous.common.records import NodeRecord, Seat, TableRecord
+from ftlaunch.rendezvous.common.table import Node, arrange, difference, seat_of, world_for
 
 
 def node(name: str, since: int = 1, order: int | None = None, slots: int = 2) -> Node:

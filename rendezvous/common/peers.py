@@ -16,7 +16,7 @@ import enum
 import socket
 from collections.abc import Callable
 
-from ftlaunch.rendezvous.etcd.records import Seat
+from ftlaunch.rendezvous.common.records import Seat
 
 WATCHED = 3
 """Peers that each node holds a connection to: so many neighbours may die at once and be seen by somebody."""

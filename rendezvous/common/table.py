@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftlaunch.rendezvous.etcd.records import NodeRecord, Seat, TableRecord
+from ftlaunch.rendezvous.common.records import NodeRecord, Seat, TableRecord
 from ftlaunch.rendezvous.interface import Member, World
 
 

@@ -6,11 +6,29 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ftlaunch.rendezvous.etcd.settings import Endpoint, NodeDescription, default_host
 from ftlaunch.rendezvous.interface import SettingsError
+
+
+@dataclass(frozen=True)
+class NodeDescription:
+    """What this node is. ``settings`` must be the same on all nodes of the job; a difference ends it.
+
+    ``machine`` says which agents would share a machine; empty: not checked. ``master_port`` is a fixed port the user
+    asked for, else each generation gets a fresh one.
+    """
+
+    node_id: str
+    host: str
+    pid: int
+    machine: str = ""
+    node_rank: int | None = None
+    local_addr: str | None = None
+    master_port: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_node(
@@ -20,7 +38,7 @@ def describe_node(
     master_port: int | None = None,
 ) -> NodeDescription:
     """This process on this machine. The node id is new for each process: its ghost is never mistaken for it."""
-    host = default_host()
+    host = os.uname().nodename
     return NodeDescription(
         node_id=f"{host}-{uuid.uuid4().hex[:12]}",
         host=host,
@@ -54,18 +72,18 @@ def _boot_id() -> str:
         return ""
 
 
-def address_towards(endpoints: tuple[Endpoint, ...]) -> str:
-    """The address of this machine from which etcd is reached: others on that network can reach it too.
+def address_towards(endpoints: Sequence[tuple[str, int]]) -> str:
+    """The address of this machine from which the rendezvous is reached: others on that network can reach it too.
 
     Connecting a UDP socket only asks the kernel for the route; nothing is sent (udp(7)). Names of endpoints are looked
     up, addresses never are. Raises :class:`SettingsError` when no endpoint's name resolves or no route leads there.
     """
     reasons = []
-    for endpoint in endpoints:
+    for host, port in endpoints:
         try:
-            found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         except OSError as error:
-            reasons.append(f"{endpoint.host}: {error.strerror}")
+            reasons.append(f"{host}: {error.strerror}")
             continue
         for family, kind, protocol, _, address in found:
             try:
@@ -74,5 +92,5 @@ def address_towards(endpoints: tuple[Endpoint, ...]) -> str:
                     own: str = asking.getsockname()[0]
                     return own
             except OSError as error:
-                reasons.append(f"{endpoint.host}: {error.strerror}")
+                reasons.append(f"{host}: {error.strerror}")
     raise SettingsError(f"no way to the rendezvous endpoint ({'; '.join(reasons)}); is --rdzv-endpoint right?")

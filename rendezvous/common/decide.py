@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Union
 
-from ftlaunch.rendezvous.etcd.records import (
+from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureKind,
     FailureRecord,
@@ -20,7 +20,7 @@ from ftlaunch.rendezvous.etcd.records import (
     HolderRecord,
     TableRecord,
 )
-from ftlaunch.rendezvous.etcd.table import Node, arrange, world_for
+from ftlaunch.rendezvous.common.table import Node, arrange, world_for
 from ftlaunch.rendezvous.interface import (
     Closed,
     LeaseLost,
