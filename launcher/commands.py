@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.control import ControlServer, RequestError
+from ftlaunch.launcher.drill import handlers as drills
 from ftlaunch.launcher.evidence_stacks import StackCollector, kernel_view
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.state import Phase
 from ftlaunch.launcher.table import ALIVE
 
 if TYPE_CHECKING:
+    from ftlaunch.heartbeat.listener import Heard
     from ftlaunch.heartbeat.watch import Watch
     from ftlaunch.launcher.agent import Agent
     from ftlaunch.launcher.config import Config
@@ -36,9 +38,15 @@ _MAX_REASON = 500
 class Ear(Protocol):
     """What is known of the ranks from their beats."""
 
+    on_message: Callable[[Heard], None] | None
+
     @property
     def watch(self) -> Watch:
         """All ranks of the generation, and how long they may be silent."""
+
+    @property
+    def tell(self) -> Callable[..., None]:
+        """Writes an event of what is heard."""
 
     def progress(self) -> ev.Progress:
         """How far the generation came."""
@@ -79,7 +87,14 @@ async def serve(office: Office, directory: str) -> Control:
     """
     desk = Desk(office)
     server = ControlServer(
-        {"status": desk.status, "dump": desk.dump, "restart": desk.restart, "stop": desk.stop, "exclude": desk.exclude}
+        {
+            "status": desk.status,
+            "dump": desk.dump,
+            "restart": desk.restart,
+            "stop": desk.stop,
+            "exclude": desk.exclude,
+            **drills.requests(office),
+        }
     )
     path = os.path.join(directory, SOCKET_NAME) if directory else ""
     if path:

@@ -59,6 +59,8 @@ class Hearing:
     def __init__(self, config: HeartbeatConfig, environment: Mapping[str, str], dumps: DumpFiles, tell: Tell) -> None:
         self.endpoint = open_endpoint(environment)
         self.watch = Watch(config, clock.monotonic())
+        self.on_message: Callable[[Heard], None] | None = None
+        """Told of every message of a rank once it was taken in; for drills."""
         self._config = config
         self._tell = tell
         self._listener = Listener(self.endpoint.receiver, self._belongs)
@@ -76,6 +78,11 @@ class Hearing:
     def socket_path(self) -> str:
         """What goes into FTLAUNCH_SOCKET; empty when ranks are not to be heard."""
         return self.endpoint.address if self._config.enabled else ""
+
+    @property
+    def tell(self) -> Tell:
+        """Writes an event of what is heard."""
+        return self._tell
 
     @property
     def tracks(self) -> Tracks:
@@ -173,6 +180,8 @@ class Hearing:
         taken = self._listener.drain(now)
         for heard in taken:
             due = self._take(heard) or due
+            if self.on_message is not None:
+                self.on_message(heard)
         for line in self._listener.notices(now):
             self._tell("messages_dropped", reason=line)
         if self._listener.overrun:
