@@ -26,6 +26,7 @@ from ftlaunch.rendezvous.common.decide import (
     is_available,
     lead,
 )
+from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
     FailureKind,
@@ -39,7 +40,7 @@ from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.election import Mandate
 from ftlaunch.rendezvous.etcd.errors import EtcdError
 from ftlaunch.rendezvous.etcd.mirror import Mirror
-from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
+from ftlaunch.rendezvous.etcd.site import Site, Tasks, log
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import Publish
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import ClosedRecord, FailureRecord, FinishRecord, RecordError
 from ftlaunch.rendezvous.etcd.errors import EtcdError
 from ftlaunch.rendezvous.etcd.membership import Membership
-from ftlaunch.rendezvous.etcd.site import Site, log, new_attempt
+from ftlaunch.rendezvous.etcd.site import Site, log
 
 _LEAVE_S = 5.0
 

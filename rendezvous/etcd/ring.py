@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from ftlaunch.rendezvous.common import peers
 from ftlaunch.rendezvous.common.decide import View
+from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, Seat
 from ftlaunch.rendezvous.etcd.errors import EtcdError
-from ftlaunch.rendezvous.etcd.site import Site, Tasks, log, new_attempt
+from ftlaunch.rendezvous.etcd.site import Site, Tasks, log
 
 
 class Ring:

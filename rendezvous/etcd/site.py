@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from ftlaunch.rendezvous.common.iothread import IoThread
 from ftlaunch.rendezvous.common.node import NodeDescription
+from ftlaunch.rendezvous.common.part import Wanted, new_attempt
 from ftlaunch.rendezvous.common.records import HolderRecord
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.jobkeys import JobKeys, NodeKeys
@@ -23,11 +21,6 @@ from ftlaunch.rendezvous.etcd.settings import EtcdSettings
 log = logging.getLogger("ftlaunch.rendezvous")
 
 T = TypeVar("T")
-
-
-def new_attempt() -> str:
-    """An id for one try to write something, so that it is recognised when its answer got lost."""
-    return uuid.uuid4().hex[:16]
 
 
 class Tasks:
@@ -81,6 +74,9 @@ class Site:
         self.keys = Keys.of_job(settings.job_id, settings.root)
         self.job = JobKeys(client, self.keys, settings.state_ttl_s)
         self.nodes = NodeKeys(client, self.keys, "" if settings.allow_multiple_agents_per_node else node.machine)
+        wanted = Wanted(settings.job_id, settings.min_nodes, settings.max_nodes, settings.join_timeout_s)
+        self.job_settings = wanted.settings_of(node)
+        self.settings_digest = wanted.digest_of(node)
         self.address = node.local_addr or ""
         self.peer_port = 0
 
@@ -88,18 +84,6 @@ class Site:
     def name(self) -> str:
         """This agent, as messages to people call it."""
         return f"{self.node.host} (pid {self.node.pid})"
-
-    @property
-    def job_settings(self) -> dict[str, str]:
-        """What must be the same on all nodes."""
-        limits = self.settings
-        return {**self.node.settings, "nnodes": f"{limits.min_nodes}:{limits.max_nodes}"}
-
-    @property
-    def settings_digest(self) -> str:
-        """A short form of :attr:`job_settings`."""
-        text = json.dumps(self.job_settings, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def holder(self) -> HolderRecord:
         """This agent, as the holder of a machine or of the leadership."""
