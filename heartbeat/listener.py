@@ -70,6 +70,7 @@ class Listener:
         self._ranks = 0
         self._trusted: set[tuple[int, int]] = set()
         self._refused: dict[tuple[int, int], float] = {}
+        self._untold = 0
         self._noticed: dict[Refusal, tuple[float, int]] = {}
         self._buffer = bytearray(wire.MAX_BYTES + 1)
         self._buffers = [self._buffer]
@@ -107,6 +108,7 @@ class Listener:
                 found.append(judged)
             else:
                 self.dropped[judged] += 1
+                self._untold += 1
                 refused += 1
         self.heard += len(found)
         self.overrun = refused >= 16 and refused > len(found)
@@ -114,11 +116,14 @@ class Listener:
 
     def notices(self, now: float) -> list[str]:
         """Lines to log about what was dropped since they were last given: each reason at most once a minute."""
+        if not self._untold:
+            return []
         lines = []
         for reason, count in self.dropped.items():
             at, told = self._noticed.get(reason, (-_NOTICE_S, 0))
             if count > told and now - at >= _NOTICE_S:
                 self._noticed[reason] = (now, count)
+                self._untold -= count - told
                 lines.append(f"{count - told} heartbeat message{'s' * (count - told > 1)} dropped: {reason.value}")
         return lines
 

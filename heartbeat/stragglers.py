@@ -102,7 +102,8 @@ class StragglerWatch:
 
 
 def _step_s(steps: Series) -> float:
-    return _median(steps[index][1] - steps[index - 1][1] for index in range(1, len(steps))) / 1e9
+    pairs = ((steps[index - 1], steps[index]) for index in range(1, len(steps)))
+    return _median((after[1] - before[1]) / max(1, after[0] - before[0]) for before, after in pairs) / 1e9
 
 
 def _median(values: Iterable[float]) -> float:
@@ -114,20 +115,35 @@ def _median(values: Iterable[float]) -> float:
 
 def _late(known: Mapping[int, Series], step_s: Mapping[int, float]) -> dict[int, Lag]:
     """The rank that is the last of the common steps nearly always."""
-    times = {rank: dict(steps) for rank, steps in known.items()}
-    common = sorted(set.intersection(*(set(mine) for mine in times.values())))[-4 * MIN_STEPS :]
-    if len(common) < MIN_STEPS:
+    first = max(steps[0][0] for steps in known.values())
+    last = min(steps[-1][0] for steps in known.values())
+    if last - first < MIN_STEPS:
         return {}
+    numbers = range(first, last, max(1, (last - first) // (2 * MIN_STEPS)))
+    times = {rank: _times_of(steps, numbers) for rank, steps in known.items()}
     lateness: dict[int, list[float]] = {rank: [] for rank in times}
-    for number in common:
-        last = max(times, key=lambda rank: times[rank][number])
-        others = _median(times[rank][number] for rank in times if rank != last)
-        lateness[last].append((times[last][number] - others) / 1e9)
+    for index in range(len(numbers)):
+        slowest = max(times, key=lambda rank: times[rank][index])
+        others = _median(times[rank][index] for rank in times if rank != slowest)
+        lateness[slowest].append((times[slowest][index] - others) / 1e9)
     rank, late = max(lateness.items(), key=lambda item: len(item[1]))
     typical_s = _median(late)
     enough_s = max(LATE_AT_LEAST_S, LATE_SHARE * step_s[rank])
     others_s = _median(own_s for other, own_s in step_s.items() if other != rank)
     in_lockstep = step_s[rank] <= LOCKSTEP * others_s
-    if len(late) < LATE_OFTEN * len(common) or typical_s < enough_s or not in_lockstep:
+    if len(late) < LATE_OFTEN * len(numbers) or typical_s < enough_s or not in_lockstep:
         return {}
     return {rank: Lag("late", step_s[rank], others_s, typical_s)}
+
+
+def _times_of(steps: Series, numbers: Sequence[int]) -> list[float]:
+    """When each of these steps ended, in ns. Of fast steps not all are told: in between, evenly."""
+    times = []
+    index = 1
+    for number in numbers:
+        while index < len(steps) - 1 and steps[index][0] < number:
+            index += 1
+        (before, before_ns), (after, after_ns) = steps[index - 1], steps[index]
+        share = (number - before) / (after - before) if after > before else 0.0
+        times.append(before_ns + share * (after_ns - before_ns))
+    return times

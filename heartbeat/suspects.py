@@ -25,6 +25,8 @@ _WAITING_CALL = re.compile(
 _PLUMBING = re.compile(r"^_|^(wrapper|inner|decorate_context)$")
 _CLEARLY_OLDER_S = 1.0
 _CLEARLY_OLDER_FACTOR = 1.5
+_UNTOLD_S = 0.15
+"""A worker tells of steps ten times a second at most."""
 _SHOWN_FRAMES = 40
 
 
@@ -153,41 +155,19 @@ def _waiting_calls(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def oldest_progress(evidence: Iterable[RankEvidence]) -> RankEvidence | None:
-    """The rank that is clearly behind: fewer steps than all others, or silent clearly longer; ``None`` if none is."""
-    ranks = list(evidence)
-    if len(ranks) < 2:
-        return ranks[0] if ranks else None
-    by_steps = sorted(ranks, key=lambda one: one.steps)
-    if by_steps[0].steps < by_steps[1].steps:
-        return by_steps[0]
-    by_age = sorted(ranks, key=lambda one: -one.progress_age_s)
-    longest, next_s = by_age[0], by_age[1].progress_age_s
-    older = longest.progress_age_s - next_s >= _CLEARLY_OLDER_S
-    return longest if older and longest.progress_age_s >= _CLEARLY_OLDER_FACTOR * next_s else None
-
-
-def blame_silence(evidence: Sequence[RankEvidence], reported: Iterable[int]) -> Suspicion:
-    """For ranks that ended because they waited too long (SIGABRT from a watchdog): who made them wait.
-
-    ``rank 3 last made progress 412 s ago, the others at most 8.0 s ago``. ``reported``: ranks that ended so, the
-    victims as a rule: where the ages say nothing, the suspects are those that did not end.
+    """The rank that is clearly behind: silent clearly longer than all others, or with fewer steps than all of them;
+    ``None`` if none is.
     """
-    victims = set(reported)
-    oldest = oldest_progress(evidence)
-    if oldest is not None and len(evidence) > 1:
-        others = [one for one in evidence if one.rank != oldest.rank]
-        age, next_age = for_people(oldest.progress_age_s), for_people(max(one.progress_age_s for one in others))
-        why = (
-            f"rank {oldest.rank} last made progress {age} ago (step {oldest.steps}), the others at most {next_age} ago"
-        )
-        most = max(one.steps for one in others)
-        why += f" (step {most}): rank {oldest.rank} is the suspect"
-        return Suspicion((oldest.rank,), why, ())
-    quiet = tuple(one.rank for one in evidence if one.rank not in victims)
-    if quiet and victims:
-        named = f"{rank_names(quiet)} did not: the suspect" + ("s" if len(quiet) > 1 else "")
-        return Suspicion(quiet, f"{rank_names(victims)} gave up waiting, {named}", ())
-    return Suspicion((), "all ranks of this node fell silent at the same time", ())
+    by_age = sorted(evidence, key=lambda one: (-one.progress_age_s, one.rank))
+    if len(by_age) < 2:
+        return by_age[0] if by_age else None
+    longest, next_s = by_age[0], by_age[1].progress_age_s
+    older_s = longest.progress_age_s - next_s
+    if older_s >= _CLEARLY_OLDER_S and longest.progress_age_s >= _CLEARLY_OLDER_FACTOR * next_s:
+        return longest
+    behind = all(longest.steps < one.steps for one in by_age[1:])
+    # Less than that, and it may just not have told its last steps.
+    return longest if behind and older_s >= _UNTOLD_S else None
 
 
 def _odd_ones(groups: Sequence[Group], by_rank: Mapping[int, RankEvidence]) -> tuple[int, ...]:

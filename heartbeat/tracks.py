@@ -81,7 +81,7 @@ class Track:
         self.exit_code: int | None = None
         self.exited_at = 0.0
         self.beats = 0
-        """Steps: beats and ticks of the process that speaks."""
+        """Messages about steps, of the process that speaks. It tells ten a second at most, so steps may be more."""
         self.beaten = False
         self.step: int | None = None
         """The script's own number of its last beat."""
@@ -117,6 +117,11 @@ class Track:
     def progress_at(self) -> float:
         """When it last showed any progress: a step, a change of sections, or a phase of its start-up."""
         return self.beat_at if self.beat_at > self.sign_at else self.sign_at
+
+    @property
+    def steps(self) -> int:
+        """How far it is, for people: the script's own number, else optimizer steps, else beats."""
+        return self.step if self.step is not None else self.ticks or self.beats
 
     @property
     def section(self) -> str:

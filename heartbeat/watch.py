@@ -35,7 +35,7 @@ class RankStatus:
     pid: int
     phase: str
     steps: int
-    """As counted from its messages, in this generation."""
+    """As told by the script, else counted."""
     step: int | None
     """The script's own number."""
     section: str
@@ -148,7 +148,7 @@ class Watch:
             local_rank=track.local_rank,
             pid=track.voice,
             phase=track.phase.name.lower() if track.alive else f"ended with {track.exit_code}",
-            steps=track.beats,
+            steps=track.steps,
             step=track.step,
             section=track.section or "unknown",
             age_s=max(0.0, now - track.progress_at),
@@ -161,7 +161,6 @@ class Watch:
         """``progress: rank 0 2.1 s ago (step 17), rank 1 412 s ago (step 12)``"""
         parts = []
         for track in self.tracks.ranks:
-            steps = track.step if track.step is not None else track.beats
             age = for_people(max(0.0, now - track.progress_at))
-            parts.append(f"rank {self.tracks.first_rank + track.local_rank} {age} ago (step {steps})")
+            parts.append(f"rank {self.tracks.first_rank + track.local_rank} {age} ago (step {track.steps})")
         return "progress: " + ", ".join(parts)

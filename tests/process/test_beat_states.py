@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ftlaunch.heartbeat import procstate, stackdump
-from ftlaunch.heartbeat.evidence import BUDGET_S, Collection
 from ftlaunch.heartbeat.procstate import ProcState
+from ftlaunch.heartbeat.stackread import StackSnapshot, parse_faulthandler
 from ftlaunch.heartbeat.stalls import works
 from support import procfs
 from support.ranks import BOOTSTRAP
@@ -210,12 +210,14 @@ def rank(script: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
         os.close(dump_fd)
 
 
-def collect(pid: int, dump_fd: int) -> Collection:
-    collection = Collection(procstate.look({0: pid}))
-    collection.ask(os.kill, lambda local_rank: os.ftruncate(dump_fd, 0))
-    with contextlib.suppress(AssertionError):
-        wait_until(lambda: collection.complete(lambda local_rank: os.pread(dump_fd, 1 << 20, 0)), 4 * BUDGET_S)
-    return collection
+def collect(pid: int, dump_fd: int) -> StackSnapshot:
+    """Ask for its stacks, which takes milliseconds."""
+    assert stackdump.is_armed(look(pid).caught)
+    os.ftruncate(dump_fd, 0)
+    os.kill(pid, stackdump.DUMP_SIGNAL)
+    read = lambda: os.pread(dump_fd, 1 << 20, 0).decode()  # noqa: E731
+    wait_until(lambda: stackdump.is_complete(read()))
+    return parse_faulthandler(read())
 
 
 @pytest.mark.parametrize(
@@ -227,22 +229,16 @@ def test_the_line_where_a_rank_is_stuck(tmp_path: Path, line: str, function: str
     script.write_text(f"import threading, time\ndef stuck():\n    print('ready')\n    {line}\nstuck()\n")
     with rank(script) as (child, dump_fd):
         # It may still be in the line that said so.
-        wait_until(lambda: (str(script), 4, "stuck") in collect(child.pid, dump_fd).snapshot(0).main)
-        main = collect(child.pid, dump_fd).snapshot(0).main
+        wait_until(lambda: (str(script), 4, "stuck") in collect(child.pid, dump_fd).main)
+        main = collect(child.pid, dump_fd).main
         assert main[0].function == function
         assert main[-1] == (str(script), 5, "<module>"), "nothing of ours below"
         assert child.poll() is None
 
 
-def test_a_process_without_the_handler_is_not_signalled_and_lives_on(tmp_path: Path) -> None:
+def test_a_process_without_the_handler_is_known_as_such() -> None:
     with running("say(); signal.pause()") as child:
-        dump_fd = os.memfd_create("stacks", 0)
-        try:
-            collection = collect(child.pid, dump_fd)
-            assert collection.asked == set() and collection.unanswered() == {0: child.pid}
-            assert child.poll() is None
-        finally:
-            os.close(dump_fd)
+        assert not stackdump.is_armed(look(child.pid).caught)
 
 
 def test_the_dump_signal_is_not_one_that_python_or_the_c_library_uses() -> None:

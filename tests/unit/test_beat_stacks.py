@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
 import tempfile
 import threading
 
@@ -12,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlaunch.heartbeat import stackdump
-from ftlaunch.heartbeat.evidence import Collection, blame, examine
-from ftlaunch.heartbeat.procstate import KernelWait, ProcState
 from ftlaunch.heartbeat.stackread import (
     Frame,
     StackSnapshot,
@@ -25,15 +22,14 @@ from ftlaunch.heartbeat.stackread import (
 )
 from ftlaunch.heartbeat.suspects import (
     RankEvidence,
-    blame_silence,
     describe_groups,
     doing,
     group_ranks,
     is_waiting,
+    oldest_progress,
     render,
     suspect,
 )
-from support.beats import FIRST_PID, Node
 
 SITE = "/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -264,12 +260,14 @@ def test_different_calls_of_the_same_collective_are_described_together() -> None
         pytest.param([at(0, LOADING), at(1, LOADING), at(2, STARVED)], (2,), id="nobody waits, the odd one"),
         pytest.param([at(0, ALL_REDUCE), at(1, state="T")], (1,), id="stopped"),
         pytest.param([at(0, ALL_REDUCE), at(1, state="D")], (1,), id="in the kernel"),
-        pytest.param([at(0, ALL_REDUCE), at(1, ALL_REDUCE, steps=9)], (1,), id="a step behind"),
+        pytest.param([at(0, ALL_REDUCE), at(1, ALL_REDUCE, steps=9, age_s=5.5)], (1,), id="a step behind"),
         pytest.param([at(0, ALL_REDUCE), at(1, ALL_REDUCE, age_s=400.0)], (1,), id="silent longer"),
         pytest.param([at(0, ALL_REDUCE), at(1, ALL_REDUCE)], (), id="the network, or another node"),
         pytest.param([at(0, ALL_REDUCE), at(1), at(2)], (), id="no stacks to speak of"),
         pytest.param([at(0, LOADING), at(1, STARVED), at(2, ALL_REDUCE)], (0, 1), id="two work"),
-        pytest.param([at(0, LOADING), at(1, STARVED, steps=9), at(2, ALL_REDUCE)], (1,), id="two work, one is behind"),
+        pytest.param(
+            [at(0, LOADING), at(1, STARVED, steps=9, age_s=5.5), at(2, ALL_REDUCE)], (1,), id="two work, one is behind"
+        ),
         pytest.param([at(0, LOADING)], (0,), id="one rank alone"),
         pytest.param([], (), id="nobody"),
     ],
@@ -293,26 +291,22 @@ def test_the_sentence_reads_as_promised() -> None:
     assert stopped.sentence.endswith("rank 1 stopped (state T): rank 1 is the suspect")
 
 
-def test_D6_the_silent_rank_is_named_by_the_ages_of_progress() -> None:
-    evidence = [at(rank, age_s=412.0 if rank == 3 else 8.0, steps=4 if rank == 3 else 90) for rank in range(4)]
-    found = blame_silence(evidence, reported=[0])
-    assert found.ranks == (3,)
-    assert "rank 3 last made progress 412 s ago (step 4), the others at most 8.00 s ago" in found.sentence
-
-
-def test_D6_when_all_fell_silent_together_the_one_that_did_not_give_up_is_named() -> None:
-    found = blame_silence([at(0), at(1, age_s=5.1), at(2)], reported=[0, 2])
-    assert found.ranks == (1,) and "ranks 0, 2 gave up waiting, rank 1 did not" in found.sentence
-    assert blame_silence([at(0), at(1)], reported=[0, 1]).ranks == ()
-
-
-def test_D6_from_what_was_heard() -> None:
-    node = Node(2)
-    now = node.train(0.0, 10, 1.0)
-    now = node.train(now, 5, 1.0, ranks=[0])
-    node.tracks.exited(0, -6, now + 3)
-    found = blame(node.tracks, now + 3, aborted=[0])
-    assert found.ranks == (1,) and "step 10" in found.sentence
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([(412.0, 4), (8.0, 90), (7.0, 90)], 0),  # silent clearly longer
+        ([(5.0, 10), (5.05, 6)], None),  # told ten times a second: the last steps may be untold
+        ([(5.0, 10), (5.6, 9)], 1),
+        ([(5.0, 10), (5.6, 10)], None),
+        ([(5.0, 10), (5.6, 9), (5.0, 9)], None),  # not the only one behind
+        ([(100.0, 10), (101.1, 10)], None),
+        ([(3.0, 1)], 0),
+        ([], None),
+    ],
+)
+def test_who_made_progress_least_recently(ranks: list[tuple[float, int]], expected: int | None) -> None:
+    found = oldest_progress([at(rank, (), age_s, steps) for rank, (age_s, steps) in enumerate(ranks)])
+    assert (found.rank if found is not None else None) == expected
 
 
 @given(
@@ -328,106 +322,7 @@ def test_D6_from_what_was_heard() -> None:
 )
 def test_a_suspect_is_always_one_of_the_ranks(ranks: list[tuple[tuple[Frame, ...], float, int, str]]) -> None:
     evidence = [at(rank, *facts) for rank, facts in enumerate(ranks)]
-    for found in (suspect(evidence), blame_silence(evidence, [0])):
-        assert set(found.ranks) <= set(range(max(1, len(ranks))))
-        assert found.sentence and "\n" not in found.sentence
-        assert render(found, evidence)
-
-
-# -- collecting -----------------------------------------------------------------------------------------------------
-
-ARMED = 1 << (stackdump.DUMP_SIGNAL - 1)
-
-
-class Files:
-    """The dump files of some ranks."""
-
-    def __init__(self) -> None:
-        self.texts: dict[int, str] = {}
-        self.cleared: list[int] = []
-        self.sent: list[int] = []
-
-    def clear(self, local_rank: int) -> None:
-        self.cleared.append(local_rank)
-        self.texts[local_rank] = ""
-
-    def send(self, pid: int, signum: int) -> None:
-        assert signum == stackdump.DUMP_SIGNAL
-        self.sent.append(pid)
-
-    def read(self, local_rank: int) -> bytes:
-        return self.texts.get(local_rank, "").encode()
-
-
-def test_only_who_has_the_handler_and_can_run_it_is_asked() -> None:
-    states = {
-        0: ProcState(10, "S", caught=ARMED),
-        1: ProcState(11, "S", caught=0),
-        2: ProcState(12, "T", caught=ARMED),
-        3: ProcState(13, "R", caught=ARMED),
-        4: ProcState(14, "Z", caught=ARMED),
-        5: ProcState(15, "D", caught=ARMED),
-    }
-    files, collection = Files(), Collection(states)
-    collection.ask(files.send, files.clear)
-    assert files.sent == [10, 13, 15] and files.cleared == [0, 3, 5]
-    assert not collection.complete(files.read)
-    files.texts = {0: DUMP, 3: DUMP[:100]}
-    assert not collection.complete(files.read), "it may be in the middle of writing"
-    files.texts[3] = DUMP
-    assert not collection.complete(files.read)
-    assert collection.complete(files.read), "nothing was added since; nobody waits for a process in state D"
-    assert set(collection.unanswered()) == {1, 2, 4, 5}
-    collection.take_pyspy(1, 'Thread 11 (idle): "MainThread"\n    f (a.py:1)\n')
-    assert collection.snapshot(1).main == (Frame("a.py", 1, "f"),)
-
-
-def test_a_process_that_is_gone_meanwhile_is_not_waited_for() -> None:
-    def gone(pid: int, signum: int) -> None:
-        raise ProcessLookupError(3, "No such process")
-
-    files, collection = Files(), Collection({0: ProcState(10, "S", caught=ARMED)})
-    collection.ask(gone, files.clear)
-    assert collection.complete(files.read) and collection.snapshot(0) == StackSnapshot()
-
-
-def test_a_dump_that_was_still_being_written_when_time_was_over_is_used() -> None:
-    files, collection = Files(), Collection({0: ProcState(10, "S", caught=ARMED)})
-    collection.ask(files.send, files.clear)
-    files.texts[0] = DUMP[:-3]
-    assert not collection.complete(files.read)
-    assert collection.snapshot(0).cut_off and collection.snapshot(0).main == LOADING[:1]
-
-
-def test_everything_comes_together_for_the_incident() -> None:
-    node = Node(2)
-    now = node.train(0.0, 10, 1.0)
-    node.tracks.first_rank = 4
-    states = {0: ProcState(FIRST_PID, "S", caught=ARMED), 1: ProcState(FIRST_PID + 1, "R", caught=ARMED)}
-    files, collection = Files(), Collection(states)
-    collection.ask(files.send, files.clear)
-    lines = "".join(f'  File "{frame.file}", line {frame.line} in {frame.function}\n' for frame in ALL_REDUCE)
-    files.texts = {0: f"Current thread 0x1 (most recent call first):\n{lines}", 1: DUMP}
-    collection.complete(files.read)
-    assert collection.complete(files.read)
-    waits = {0: KernelWait("S", "futex_wait"), 1: KernelWait("R", "", ("do_something+0x1/0x2",))}
-    suspicion, blocks = examine(node.tracks, collection, waits, now + 12)
-    text = "\n".join(blocks)
-    assert suspicion.rank == 5
-    assert "rank 4: state S, kernel: futex_wait, last progress 12.0 s ago, step 10" in text
-    assert "rank 5, kernel stack:\n  do_something" in text
-    assert "rank 5, all threads (faulthandler):" in text and "rank 4, all threads" not in text
-
-
-def test_D6_ages_decide_when_an_abort_left_no_stack_at_all() -> None:
-    node = Node(2)
-    now = node.train(0.0, 10, 1.0)
-    now = node.train(now, 5, 1.0, ranks=[0])
-    node.tracks.exited(0, -6, now + 3)
-    suspicion, blocks = examine(node.tracks, Collection({1: ProcState(FIRST_PID + 1, "S")}), {}, now + 3)
-    assert suspicion.ranks == (1,)
-    assert "rank 0: ended with -6" in "\n".join(blocks)
-
-
-def test_modules_of_this_test_do_not_come_from_a_library() -> None:
-    assert sys.modules[__name__].__file__ is not None and not is_library(__file__)
+    found = suspect(evidence)
+    assert set(found.ranks) <= set(range(len(ranks)))
+    assert found.sentence and "\n" not in found.sentence
+    assert render(found, evidence)

@@ -169,6 +169,26 @@ def test_a_rank_that_comes_last_out_of_every_step() -> None:
     assert found[1].late_s == pytest.approx(0.395)
 
 
+def every(steps: list[tuple[int, int]], nth: int, offset: int) -> list[tuple[int, int]]:
+    """Only some steps are told."""
+    return steps[offset::nth]
+
+
+def test_fast_steps_of_which_not_all_are_told() -> None:
+    found = lags(
+        {
+            0: every(series(0.02, 400), 5, 0),
+            1: every(series(0.02, 400, late_s=0.012), 5, 3),
+            2: every(series(0.02, 400), 5, 2),
+        }
+    )
+    assert list(found) == [1] and found[1].kind == "late"
+    assert found[1].step_s == pytest.approx(0.02) and found[1].late_s == pytest.approx(0.012)
+    found = lags({0: every(series(0.02, 400), 5, 0), 1: every(series(0.04, 400), 3, 0)})
+    assert list(found) == [1] and found[1].kind == "slow"
+    assert lags({0: every(series(0.02, 400), 5, 0), 1: every(series(0.02, 400), 5, 4)}) == {}
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
