@@ -119,6 +119,9 @@ class DrillDesk:
             raise RequestError(f"{fault.kind.value} is done to what a drill has started: ftctl drill run --nodes 2")
         if not self._office.config.heartbeat.enabled and (fault.at_step or fault.after_steps):
             raise RequestError("this job runs with --heartbeat off: there is no step to wait for; use --after")
+        world = self._office.agent.state.world
+        if fault.node is not None and fault.node != (world.group_rank if world is not None else 0):
+            raise RequestError(f"this is not node {fault.node}: ask on that node")
         if isinstance(fault.rank, str):
             raise RequestError("say which rank: nothing is left to chance in a running job")
         if fault.rank is not None:
