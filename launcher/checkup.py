@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftlaunch.launcher.config import NodeConfig
-from ftlaunch.launcher.health.screen import is_clear
+from ftlaunch.launcher.quick_look import is_clear
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.gpu.keeper import Gpus

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ftlaunch.launcher.config import Stream
 from ftlaunch.launcher.hearing import Hearing
-from ftlaunch.launcher.node import Node
+from ftlaunch.launcher.node_keeper import NodeKeeper
 from ftlaunch.launcher.output.pump import OutputPump
 from ftlaunch.launcher.say import Say
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class Facts:
     """What an inquiry into a failure asks the parts of a job for."""
 
-    def __init__(self, pump: OutputPump, hearing: Hearing, node: Node, say: Say) -> None:
+    def __init__(self, pump: OutputPump, hearing: Hearing, keeper: NodeKeeper, say: Say) -> None:
         self._pump = pump
         self._hearing = hearing
-        self._node = node
+        self._keeper = keeper
         self._say = say
 
     def tail(self, generation: int, local_rank: int) -> Sequence[bytes]:
@@ -36,11 +36,11 @@ class Facts:
 
     def xids(self) -> Sequence[XidEvent]:
         """All critical errors that the GPU driver ever reported."""
-        return self._node.gpus.xids if self._node.gpus is not None else ()
+        return self._keeper.gpus.xids if self._keeper.gpus is not None else ()
 
     def gpus(self) -> Mapping[int, str]:
         """By pid: the UUID of its device, where the driver has told."""
-        return self._node.gpu_of
+        return self._keeper.gpu_of
 
     def warn(self, text: str) -> None:
         """Tell the user."""

@@ -6,12 +6,10 @@ Nothing waits for it: the ranks are killed and started anew meanwhile. Only coun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
-
-from ftlaunch.launcher.offload import in_thread
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.evidence.case import Answer, Case
@@ -20,10 +18,7 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.gpu.model import XidEvent
     from ftlaunch.launcher.incident import Verdict
 
-_SETTLE_S = 0.25
-"""The first ranks start undisturbed: loading what is needed to watch them takes some 20 ms."""
 _MOVED_S = 2.0
-_LOAD_TIMEOUT_S = 30.0
 
 
 class Sources(Protocol):
@@ -46,13 +41,11 @@ class Sources(Protocol):
 
 
 class Inquiry:
-    """Follows one generation at a time."""
+    """Follows one generation at a time, once it is open."""
 
-    def __init__(self, sources: Sources, run: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(self, sources: Sources) -> None:
         self.sources = sources
-        self._run = run
         self._watch: NodeWatch | None = None
-        self._opening = False
         self._current: tuple[int, Sequence[int]] = (-1, ())
         self._xids_before: dict[int, int] = {}
         """How many GPU errors there had been when a generation began; of the last two."""
@@ -64,17 +57,26 @@ class Inquiry:
         """Of the one before."""
         self._timers: list[asyncio.Handle] = []
 
+    def open(self) -> None:
+        """Begin to follow whatever runs now, and warn once where that may not help."""
+        from ftlaunch.launcher.evidence.collect import open_node_watch
+        from ftlaunch.launcher.evidence.oom import warn_of_group_kill
+
+        self._watch = open_node_watch()
+        warning = warn_of_group_kill()
+        if warning:
+            self.sources.warn(warning)
+        self.begin_soon(*self._current)
+
     def begin_soon(self, generation: int, pids: Sequence[int]) -> None:
-        """These ranks have just been started: remember where all counters stand, as soon as nothing is held up."""
-        before, self._current = self._current[0], (generation, pids)
-        self._xids_before = {before: self._xids_before.get(before, 0), generation: len(self.sources.xids())}
+        """These ranks have just been started: remember where all counters stand, after what is being done now."""
+        if self._current[0] != generation:
+            before, self._current = self._current[0], (generation, pids)
+            self._xids_before = {before: self._xids_before.get(before, 0), generation: len(self.sources.xids())}
         self._cancel()
-        loop = asyncio.get_running_loop()
-        if self._watch is not None:
+        if self._watch is not None and pids:
+            loop = asyncio.get_running_loop()
             self._timers = [loop.call_soon(self._begin), loop.call_later(_MOVED_S, self.refresh)]
-        elif not self._opening:
-            self._opening = True
-            self._run(self._open())
 
     def refresh(self) -> None:
         """The ranks have settled: some may have moved to control groups of their own."""
@@ -107,15 +109,6 @@ class Inquiry:
             self._watch.close()
             self._watch = None
 
-    async def _open(self) -> None:
-        await asyncio.sleep(_SETTLE_S)
-        # In a thread, so that a death in these milliseconds is seen at once.
-        self._watch, warning = await in_thread(_load, _LOAD_TIMEOUT_S)
-        if warning:
-            self.sources.warn(warning)
-        self._begin()
-        self._timers = [asyncio.get_running_loop().call_later(_MOVED_S, self.refresh)]
-
     def _begin(self) -> None:
         if self._watch is None:
             return
@@ -144,12 +137,3 @@ class Inquiry:
         for timer in self._timers:
             timer.cancel()
         self._timers = []
-
-
-def _load() -> tuple[NodeWatch, str]:
-    """Everything that will be needed when a rank dies, and the warning that it may not help."""
-    from ftlaunch.launcher.evidence import case  # noqa: F401 - loaded now for then
-    from ftlaunch.launcher.evidence.collect import open_node_watch
-    from ftlaunch.launcher.evidence.oom import warn_of_group_kill
-
-    return open_node_watch(), warn_of_group_kill()

@@ -20,11 +20,9 @@ from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
 from ftlaunch.launcher.errors import FtlaunchError, UsageError
-from ftlaunch.launcher.facts import Facts
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.guard import Guard
 from ftlaunch.launcher.hearing import Hearing
-from ftlaunch.launcher.inquiry import Inquiry
 from ftlaunch.launcher.narrator import Narrator, Stopped
 from ftlaunch.launcher.node import Node, WatchedCrew
 from ftlaunch.launcher.output.console import Console
@@ -43,6 +41,7 @@ from ftlaunch.launcher.views import Views
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
+    from ftlaunch.launcher.node_keeper import NodeKeeper
     from ftlaunch.launcher.resume import Resume
     from ftlaunch.rendezvous.interface import Publish, Rendezvous
 
@@ -218,12 +217,22 @@ class Job:
 
     def _make_node(self, agent: Agent, crew: Crew, narrator: Narrator, hearing: Hearing) -> Node:
         own_paths = [str(self.place.run.path)] if self.place.run is not None else []
-        node = Node(self.config, self.marker, own_paths, agent, self._tell)
-        node.standbys = lambda: crew.pool.pids() if crew.pool is not None else ()
-        node.inquiry = narrator.inquiry = Inquiry(Facts(self.pump, hearing, node, self.say), agent.begin)
+        node = narrator.node = Node(
+            self.config, own_paths, agent, lambda: self._make_keeper(node, agent, crew, hearing)
+        )
         agent.prepare_with(node.prepare)
         agent.reclaim_with(node.reclaim)
         return node
+
+    def _make_keeper(self, node: Node, agent: Agent, crew: Crew, hearing: Hearing) -> NodeKeeper:
+        from ftlaunch.launcher.facts import Facts
+        from ftlaunch.launcher.inquiry import Inquiry
+        from ftlaunch.launcher.node_keeper import NodeKeeper
+
+        keeper = NodeKeeper(self.config, self.marker, node, agent, self._tell)
+        keeper.standbys = lambda: crew.pool.pids() if crew.pool is not None else ()
+        keeper.inquiry = Inquiry(Facts(self.pump, hearing, keeper, self.say))
+        return keeper
 
     def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:
         command = self.config.command

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
@@ -50,6 +50,17 @@ class Stopped:
     asked: Collection[int] = ()
 
 
+class Investigating(Protocol):
+    """Who knows the one that finds out why ranks died; see :class:`ftlaunch.launcher.node.Node`."""
+
+    @property
+    def inquiry(self) -> Inquiry | None:
+        """That one, if it is loaded already."""
+
+    def inquire(self) -> Inquiry:
+        """That one, loaded now if need be."""
+
+
 class Narrator:
     """Owns the current incident: begun when a generation fails, completed as the next one gets going."""
 
@@ -59,8 +70,8 @@ class Narrator:
         self.evidence: tuple[str, ...] = ()
         self.faults: dict[int, tuple[int, str]] = {}
         """By global rank: how often it was the first to fail, and of what last."""
-        self.inquiry: Inquiry | None = None
-        """Finds out what was behind a failure."""
+        self.node: Investigating | None = None
+        """Has the one who finds out what was behind a failure."""
         self._events = events
         self._run = run
         self._say = say
@@ -81,8 +92,8 @@ class Narrator:
             self._speak_up()
         if action.say:
             self._say.notice(action.reason)
-        if action.name == "training_resumed" and self.inquiry is not None:
-            self.inquiry.refresh()
+        if action.name == "training_resumed" and self.node is not None and self.node.inquiry is not None:
+            self.node.inquiry.refresh()
         if action.name == "failure_detected":
             self._failed_generation = action.generation
         if self._failed_generation is not None and action.name == "workers_unkillable":
@@ -121,12 +132,14 @@ class Narrator:
             count, _ = self.faults.get(cause.rank, (0, ""))
             self.faults[cause.rank] = (count + 1, cause.reason)
         self._unsaid = partial(self._announce, f"{_subject(cause)} {failure.reason}", action.reason)
-        if self.inquiry is None:
+        if self.node is None:
             self._speak_up()
-        else:
-            self._case = self._make_case(failure, state)
-            asyncio.get_running_loop().call_soon(self.inquiry.note, failure.generation)
-            asyncio.get_running_loop().call_later(_SPEAK_S, self._speak_up)
+            return
+        self._case = self._make_case(failure, state)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_SPEAK_S, self._speak_up)
+        if self.node.inquiry is not None:
+            loop.call_soon(self.node.inquiry.note, failure.generation)
 
     def _speak_up(self) -> None:
         """Tell the user of the failure, unless that is done: before anything that follows from it is told."""
@@ -137,8 +150,8 @@ class Narrator:
     def _announce(self, line: str, decision_reason: str) -> None:
         """What happened and what follows, by the better one of two names for it."""
         verdict, hint = None, ""
-        if self.inquiry is not None and self._case is not None:
-            verdict = self.inquiry.judge_first(self._case())
+        if self.node is not None and self._case is not None:
+            verdict = self.node.inquire().judge_first(self._case())
         if verdict is not None and self.incident is not None:
             from ftlaunch.launcher.evidence.case import says_more
 
@@ -152,10 +165,10 @@ class Narrator:
         """Nothing more will be known of the last failure: complete its incident. A few ms."""
         self._speak_up()
         make, self._case = self._case, None
-        if make is None or self.inquiry is None or self.incident is None:
+        if make is None or self.node is None or self.incident is None:
             return
         before = self.incident.diagnosis
-        answer = self.inquiry.investigate(make())
+        answer = self.node.inquire().investigate(make())
         verdict = answer.verdict
         self.incident = replace(self.incident, diagnosis=verdict, others=answer.others, progress=answer.progress)
         self._write()
@@ -175,7 +188,8 @@ class Narrator:
 
     def _make_case(self, failure: Failure, state: State) -> Callable[[], Case]:
         """For the inquiry. Made only when it is needed: what it consists of is not loaded before."""
-        sources = self.inquiry.sources if self.inquiry is not None else None
+        inquiry = self.node.inquiry if self.node is not None else None
+        sources = inquiry.sources if inquiry is not None else None
         ages = sources.ages(failure.at) if sources is not None else {}
         stopped = self._stopped()
 
@@ -228,7 +242,7 @@ class Narrator:
         if incident is None or self.failure is None:
             return
         ends = _rank_ends(state, self._stopped())
-        if self.inquiry is not None:
+        if self.node is not None:
             self._case = self._make_case(state.failure or self.failure, state)
         code = next((end.exit_code for end in ends if end.local_rank == incident.cause.local_rank), None)
         if code is not None and code >= 0 and self.failure.kind is not FailureKind.STALL:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-SHM = "/dev/shm"
-_MAX_NAMED = 5
+from ftlaunch.launcher.gpu.model import format_bytes
+from ftlaunch.launcher.quick_look import SHM, Identity, shm_files
 
-Identity = tuple[int, int]
-"""Device and inode: a name may be used again."""
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,10 @@ class Segment:
 
 def list_segments(folder: str = SHM) -> tuple[Segment, ...]:
     """All regular files there, also in directories below; about 5 µs each. What can't be read is left out."""
-    return tuple(_segments(folder))
-
-
-def _segments(folder: str) -> Iterator[Segment]:
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(root, name)
-            with contextlib.suppress(OSError):
-                facts = os.lstat(path)
-                if stat.S_ISREG(facts.st_mode):
-                    yield Segment(path, (facts.st_dev, facts.st_ino), facts.st_blocks * 512, facts.st_uid)
+    return tuple(
+        Segment(path, (facts.st_dev, facts.st_ino), facts.st_blocks * 512, facts.st_uid)
+        for path, facts in shm_files(folder)
+    )
 
 
 def identities(segments: Iterable[Segment]) -> frozenset[Identity]:
@@ -147,8 +138,6 @@ def describe(segments: Collection[Segment], cleaned: bool, folder: str = SHM) ->
     """One line for the user; empty when there is nothing to tell."""
     if not segments:
         return ""
-    from ftlaunch.launcher.gpu.model import format_bytes
-
     ordered = sorted(segments, key=lambda segment: -segment.size)
     names = ", ".join(segment.name for segment in ordered[:_MAX_NAMED])
     more = f" and {len(ordered) - _MAX_NAMED} more" if len(ordered) > _MAX_NAMED else ""

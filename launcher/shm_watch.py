@@ -7,26 +7,22 @@ from functools import partial
 
 from ftlaunch.launcher import shm
 from ftlaunch.launcher.offload import in_thread
+from ftlaunch.launcher.quick_look import SHM, Identity
 
 _TIMEOUT_S = 10.0
 
 
 class ShmWatch:
-    """Looks before the ranks start and after they are gone."""
+    """Looks when the ranks are gone, given what was there before they started."""
 
-    def __init__(self, clean: bool, tell: Callable[..., None], folder: str = shm.SHM) -> None:
+    def __init__(self, clean: bool, tell: Callable[..., None], folder: str = SHM) -> None:
         self._clean = clean
         self._tell = tell
         self._folder = folder
-        self._before: frozenset[shm.Identity] = frozenset()
 
-    def begin(self) -> None:
-        """Ranks are about to start: whatever is there is not theirs. About 5 µs for each file."""
-        self._before = shm.identities(shm.list_segments(self._folder))
-
-    def candidates(self) -> tuple[shm.Segment, ...]:
-        """The ranks are gone and the next ones not yet there: what came in between. As cheap as :meth:`begin`."""
-        return shm.fresh(self._before, self._folder)
+    def candidates(self, before: frozenset[Identity]) -> tuple[shm.Segment, ...]:
+        """The ranks are gone and the next ones not yet there: what came in between. About 5 µs for each file."""
+        return shm.fresh(before, self._folder)
 
     async def clear_up(self, generation: int, candidates: tuple[shm.Segment, ...]) -> None:
         """Tell which of them nobody uses; with ``clean`` they are removed when this returns.

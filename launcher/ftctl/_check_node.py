@@ -19,10 +19,10 @@ from ftlaunch.launcher.ftctl._finding import Finding, error, note, ok, warning
 from ftlaunch.launcher.ftctl._format import size
 from ftlaunch.launcher.gpu.client import start_client
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
-from ftlaunch.launcher.gpu.presence import driver_present
 from ftlaunch.launcher.health.result import Healthy
 from ftlaunch.launcher.health.storage import ask_paths, check_path
 from ftlaunch.launcher.history.wording import counted
+from ftlaunch.launcher.quick_look import driver_present
 from ftlaunch.launcher.rundir import candidate_roots, is_running
 from ftlaunch.launcher.standby import FIRST_GUESS_BYTES
 

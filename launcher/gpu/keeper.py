@@ -14,8 +14,8 @@ from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
-from ftlaunch.launcher.gpu.presence import all_hidden, driver_present
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
+from ftlaunch.launcher.quick_look import all_hidden, driver_present
 
 _MAX_XIDS = 256
 _MAX_RESTARTS = 5

@@ -339,8 +339,9 @@ def test_nothing_is_imported_or_started_without_a_driver() -> None:
     code = (
         "import asyncio, sys\n"
         "from ftlaunch.launcher import bystanders\n"
-        "from ftlaunch.launcher.gpu import keeper, presence\n"
-        "presence.driver_present.__defaults__ = ((),)\n"
+        "from ftlaunch.launcher import quick_look\n"
+        "from ftlaunch.launcher.gpu import keeper\n"
+        "quick_look.driver_present.__defaults__ = ((),)\n"
         "gpus = asyncio.run(keeper.open_gpus({}, 'x'))\n"
         "print(gpus.note)\n"
         "print([name for name in ('pynvml', 'ctypes', 'psutil', 'rich', 'torch') if name in sys.modules])\n"

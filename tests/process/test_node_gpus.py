@@ -113,10 +113,12 @@ def test_tolerance_is_configurable(ftlaunch: Launcher, tmp_path: Path, driver: S
 
 def test_hidden_gpus_are_not_asked_for(ftlaunch: Launcher, tmp_path: Path, driver: StandIn) -> None:
     driver.show("hang nvmlInitWithFlags")
-    (tmp_path / "train.py").write_text("")
-    job = ftlaunch(tmp_path / "train.py", env={**environment(driver), "CUDA_VISIBLE_DEVICES": ""})
-    assert job.wait() == 0
+    (tmp_path / "train.py").write_text(SCRIPT)
+    job = ftlaunch("--max-restarts=1", tmp_path / "train.py", env={**environment(driver), "CUDA_VISIBLE_DEVICES": ""})
+    wait_until(lambda: bool(job.events("gpus")), 20, "the node was looked at")
     assert "hides all GPUs" in job.events("gpus")[0]["reason"]
+    os.kill(rank_of(job), 9)
+    assert job.wait() == 0, job.err
 
 
 @pytest.mark.slow
