@@ -40,6 +40,7 @@ PATIENCE_NS = 200_000_000
 """How long messages that matter may wait for room in the agent's queue, in total until one gets through again."""
 LAST_WORDS_NS = 100_000_000
 _SIGCHLD = 17
+_EAGER = 64
 _RECONNECT_NS = 1_000_000_000
 _MAX_SECTIONS = 32
 _MAX_NAME = 64
@@ -84,6 +85,7 @@ class Client:
         self._explicit = False
         self._told_polling = False
         self._interval_ns = 0
+        self._eager = _EAGER
         self._quiet_until_ns = 0
         self._address = ""
         self._socket: socket | None = None
@@ -111,7 +113,7 @@ class Client:
         if not address or generation is None or local_rank is None:
             return False
         self._interval_ns = (_number(environment.get("FTLAUNCH_BEAT_INTERVAL_MS")) or 0) * 1_000_000
-        self._quiet_until_ns = 0
+        self._quiet_until_ns, self._eager = 0, _EAGER
         self._heads = tuple(_HEAD.pack(b"ft", 1, kind, generation, local_rank) for kind in range(TICK + 1))
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._thread = _main_thread()
@@ -179,10 +181,14 @@ class Client:
 
     def _progress(self, kind: int, number: int, info: dict[str, object] | None) -> None:
         now_ns = monotonic_ns()
-        if now_ns < self._quiet_until_ns and self.beaten and not self._repeat_sections:
+        if now_ns < self._quiet_until_ns and not self._repeat_sections:
             # Ten signs of life in a second are enough. Each wakes the agent, which costs more than all the rest.
             return
-        self._quiet_until_ns = now_ns + self._interval_ns
+        if self._eager:
+            # At first all of them, so that the agent soon knows the rhythm.
+            self._eager -= 1
+        else:
+            self._quiet_until_ns = now_ns + self._interval_ns
         body = b""
         if info is not None or self._repeat_sections:
             payload: dict[str, object] = {"info": info} if info is not None else {}
