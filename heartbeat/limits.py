@@ -15,6 +15,9 @@ before the first step          ``--init-timeout``
 other sections                 as ``step``
 =============================  =====================================================================================
 
+Where other nodes take part whose sections are not told (``blind``), ten times ``--hang-floor`` holds for every section:
+the ranks here may wait for a checkpoint there.
+
 Two things keep what was learnt from doing harm. It does not hold during the first steps of a generation, which may
 compile. And after it has cost a generation its life, it does not hold again until the next one is past that place: if
 the silence was the script's own (an evaluation without a section), the second time it is allowed to end.
@@ -117,6 +120,8 @@ class Limits:
         """Longest silence directly before a first step."""
         self.distrusted_until = 0
         """Steps of a generation within which what was learnt does not hold."""
+        self.blind = False
+        """Ranks of other nodes take part, and nobody tells when they are in a section."""
         self.trained: set[int] = set()
         """Local ranks that have ever made a step."""
         self._seen: dict[str, Observed] = {}
@@ -217,7 +222,8 @@ class Limits:
         if section == INIT or seen is None or not seen.enough:
             # How long other nodes take to come says nothing about next time.
             return None
-        floor = self.settings.floor_s * (_ROOMY if section in (CHECKPOINT, EVAL) else 1.0)
+        roomy = section in (CHECKPOINT, EVAL) or self.blind
+        floor = self.settings.floor_s * (_ROOMY if roomy else 1.0)
         start = self.start_s if section == STEP else 0.0
         return max(seen.longest_s * self.settings.safety_factor, floor, seen.warm_s * _WARM_MARGIN, start)
 

@@ -58,11 +58,15 @@ class Watch:
         self._stragglers_at = 0.0
         self._asleep_s: float | None = None
 
-    def begin(self, generation: int, pids: Sequence[int], now: float, first_rank: int = 0) -> None:
+    def begin(
+        self, generation: int, pids: Sequence[int], now: float, first_rank: int = 0, *, blind: bool = False
+    ) -> None:
         """These processes, by local rank, are the ranks now. Whatever was open in an older generation is gone with it.
 
-        ``first_rank``: the global number of local rank 0, for sentences.
+        ``first_rank``: the global number of local rank 0, for sentences. ``blind``: there are other nodes, and nobody
+        calls :meth:`excuse` when a rank there is in a section that ranks here may wait for.
         """
+        self.limits.blind = blind
         self.tracks = Tracks(generation, pids, now, first_rank)
         self.stragglers.forget()
         self._next_deadline = math.inf

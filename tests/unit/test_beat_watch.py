@@ -119,6 +119,18 @@ def test_long_sections_are_what_other_nodes_must_know() -> None:
     assert job.watch.long_sections(now + 3) == []
 
 
+def test_ranks_that_may_wait_for_a_checkpoint_on_another_node_get_more_time() -> None:
+    job = Job()
+    now = job.train(0.0)
+    job.watch.begin(1, [FIRST_PID, FIRST_PID + 1], now, 8, blind=True)
+    job.speakers = [Speaker(rank, FIRST_PID + rank, 1) for rank in range(2)]
+    now = job.train(now, 10)
+    assert job.stalled_at(now, now + 100.0) == pytest.approx(now + 30.0, abs=0.1)
+    job.begin(2, 2, now)
+    now = job.train(now, 100)
+    assert job.stalled_at(now, now + 100.0) == pytest.approx(now + 3.0, abs=0.1)
+
+
 def test_excused_ranks_get_the_whole_time_again() -> None:
     job = Job()
     now = job.train(0.0)
