@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -15,6 +16,7 @@ def main() -> None:
     # After the handlers: these imports take longer than a container needs to be told to stop.
     from ftlaunch.launcher.errors import FtlaunchError
 
+    complaint = ""
     try:
         from ftlaunch.launcher import cli
 
@@ -23,12 +25,20 @@ def main() -> None:
 
         code = run_job(parsed, early)
     except FtlaunchError as error:
-        sys.stderr.write(f"ftlaunch: {error}\n")
+        complaint = f"ftlaunch: {error}\n"
         code = int(error.exit_code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _say_last(complaint)
     # Nothing is left to do; the interpreter's own teardown would only take time.
     os._exit(code)
+
+
+def _say_last(complaint: str) -> None:
+    """Empty the buffers. A console that is closed (``>&-``), full or gone changes no exit code."""
+    for stream, text in ((sys.stdout, ""), (sys.stderr, complaint)):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.write(text)
+                stream.flush()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.decide import decide
-from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit
+from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit, UsageError
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.state import Judge, State
-from ftlaunch.rendezvous.interface import Joining, Rendezvous
+from ftlaunch.rendezvous.interface import Joining, Rendezvous, SettingsError
 
 Prepare = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str, Any]]]
 """What comes before a rendezvous, given the history so far: facts for the leader, or :class:`NodeUnfit`."""
@@ -83,9 +83,15 @@ class Agent:
         self._preparations.append(prepare)
 
     async def run(self) -> do.Exit:
-        """Run to the end. Raises :class:`InvalidTransition` only for a defect of ftlaunch."""
+        """Run to the end. Raises :class:`InvalidTransition` only for a defect of ftlaunch.
+
+        Raises :class:`UsageError`, before anything was started, when the settings of the rendezvous cannot work.
+        """
         self._exit = asyncio.get_running_loop().create_future()
-        self._rendezvous.start(self.post)
+        try:
+            self._rendezvous.start(self.post)
+        except SettingsError as error:
+            raise UsageError(str(error)) from None
         self.post(ev.Started())
         try:
             return await self._exit

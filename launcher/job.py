@@ -149,6 +149,9 @@ class Job:
         guard = Guard(self.marker, hearing.endpoint.directory)
         try:
             return await self._run_with(hearing, guard)
+        except FtlaunchError as error:
+            self._note_end(int(error.exit_code), str(error))
+            raise
         finally:
             self.views.close()
             self.pump.close()
@@ -301,14 +304,17 @@ class Job:
 
         self.pump.close()
         self.views.conclude()
-        run = self.place.run
-        if run is not None:
-            run.describe({"finished": True, "exit_code": end.exit_code, "reason": end.reason}, self.say.warning)
+        self._note_end(end.exit_code, end.reason)
         if end.exit_code != 0:
             self._leave_reason(end, narrator)
         if end.exit_code == 0 or narrator.failure is None or state.failure is None:
             return end.exit_code, ""
         return ending.report(self, end, state, narrator)
+
+    def _note_end(self, exit_code: int, reason: str) -> None:
+        if self.place.run is not None:
+            facts = {"finished": True, "exit_code": exit_code, "reason": reason}
+            self.place.run.describe(facts, self.say.warning)
 
     def _leave_reason(self, end: do.Exit, narrator: Narrator) -> None:
         """For whoever looks why the container ended."""

@@ -48,8 +48,9 @@ class LocalRendezvous:
             try:
                 ports.reserve(self._master_port).close()
             except OSError as error:
+                owner = ports.listener_on(self._master_port)
                 raise SettingsError(
-                    f"master port {self._master_port} cannot be used ({error.strerror}); "
+                    f"master port {self._master_port} cannot be used ({error.strerror}{owner and f', by {owner}'}); "
                     "leave out --master-port to get a free one"
                 ) from None
 

@@ -7,8 +7,11 @@ SO_REUSEADDR (torch's TCPStore does) may bind and listen on it (socket(7); tried
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+from collections.abc import Iterator
 
 
 class PortReservation:
@@ -52,3 +55,27 @@ def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
 
 def _is_taken(error: OSError) -> bool:
     return error.errno in (errno.EADDRINUSE, errno.EACCES)
+
+
+def listener_on(port: int) -> str:
+    """Who listens on a port of this machine, as ``pid 4711 (python3)``; empty where that cannot be read.
+
+    Reads the descriptors of all processes we may look into (proc(5)): for error messages only.
+    """
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for pid in filter(str.isdigit, os.listdir("/proc") if wanted else ()):
+        with contextlib.suppress(OSError):
+            links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+            if any(link in wanted for link in links):
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+                    return f"pid {pid} ({comm.read().strip()})"
+    return ""
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    """Column 2 is the local address in hexadecimal, column 4 the state (0A: listening), column 10 the inode."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+            for fields in map(str.split, lines):
+                if len(fields) > 9 and fields[3] == "0A" and fields[1].endswith(f":{port:04X}"):
+                    yield fields[9]

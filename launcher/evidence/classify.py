@@ -80,8 +80,11 @@ def _killed(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagno
 def describe_oom(kill: OomKill) -> str:
     """Completes "rank 3 (pid 4711) …"."""
     held = f", it held {format_bytes(kill.resident)}" if kill.resident else ""
-    if kill.whole_machine or kill.limit is None:
+    if kill.whole_machine:
         return f"was OOM-killed by the kernel: the machine, or a group above, ran out of memory{held}"
+    if kill.limit is None:
+        # The kernel log names the process, but it had moved to a group of its own too late to be followed.
+        return f"was OOM-killed by the kernel: a memory control group that it was in ran into its limit{held}"
     peak = "" if kill.peak is None else f", peak {format_bytes(kill.peak)}"
     return f"was OOM-killed by the kernel: cgroup limit {format_bytes(kill.limit)}{peak}"
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.jobs import Job
+from support.waiting import wait_until
+
 HEAD = """
 import os, signal, subprocess, sys, time
 RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
@@ -28,6 +31,18 @@ def write(folder: Path, body: str, name: str = "train.py") -> Path:
     path = folder / name
     path.write_text(HEAD + body)
     return path
+
+
+def wait_for_ready(job: Job, ranks: int = 2, word: str = "ready") -> None:
+    """Wait until ``ranks`` lines have said ``word``; fail as soon as the job has ended without."""
+
+    def said() -> bool:
+        ended = job.process.poll() is not None
+        count = job.out.count(word)
+        assert count >= ranks or not ended, f"ended with {job.process.returncode}; stderr:\n{job.err[-3000:]}"
+        return count >= ranks
+
+    wait_until(said, 30, f"{ranks} times {word!r}")
 
 
 def need_pid_namespace() -> list[str]:

@@ -1,0 +1,42 @@
+"""Reports of jobs that resumed from the wrong checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cases.training import TWO, write
+from support.checkpoint_files import torch_file
+from support.jobs import Launcher
+
+
+def test_J1_the_newest_complete_checkpoint_is_handed_to_all_ranks(ftlaunch: Launcher, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    for name in ("step_9", "step_10", "step_11", "tmp_12"):
+        torch_file(saved / name / "state.pt")
+    (saved / "step_11" / "state.pt").write_bytes(b"")
+    before = sorted(saved.rglob("*"))
+    body = "say(os.environ['FTLAUNCH_RESUME_STEP'], os.environ['FTLAUNCH_RESUME_FROM'], sys.argv[1])"
+    job = ftlaunch(*TWO, "--checkpoint-dir", saved, write(tmp_path, body), "--from={resume}")
+    assert job.wait() == 0
+    chosen = saved / "step_10"
+    assert sorted(job.out.splitlines()) == [f"[default{rank}]:10 {chosen} --from={chosen}" for rank in (0, 1)]
+    (line,) = [line for line in job.err.splitlines() if "step_11" in line]
+    assert "skipped" in line
+    assert sorted(saved.rglob("*")) == before, "nothing is deleted"
+
+
+def test_J1_steps_are_compared_as_numbers(ftlaunch: Launcher, tmp_path: Path) -> None:
+    for step in (999, 1000):
+        torch_file(tmp_path / "saved" / f"step_{step}.pt")
+    job = ftlaunch("--checkpoint-dir", tmp_path / "saved", write(tmp_path, "say(os.environ['FTLAUNCH_RESUME_STEP'])"))
+    assert job.wait() == 0 and job.out == "[default0]:1000\n"
+
+
+def test_J1_after_a_death_before_the_first_step_the_one_before_is_tried(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """It may open as a whole and still not load."""
+    for step in (5, 6):
+        torch_file(tmp_path / "saved" / f"step_{step}.pt")
+    body = "say('from', os.environ['FTLAUNCH_RESUME_STEP'])\nif GEN == 0: os._exit(1)"
+    job = ftlaunch("--checkpoint-dir", tmp_path / "saved", write(tmp_path, body))
+    assert job.wait(30) == 0
+    assert job.out == "[default0]:from 6\n[default0]:from 5\n"
