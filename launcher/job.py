@@ -8,18 +8,18 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ftlaunch.launcher import abandoned, bystanders, clock, commands, kernel, meeting, numa, parent, signals, staleness
 from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import abandoned, bystanders, clock, commands, kernel, numa, parent, signals, staleness
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
-from ftlaunch.launcher.errors import FtlaunchError, UsageError
+from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.guard import Guard
 from ftlaunch.launcher.hearing import Hearing
@@ -28,22 +28,21 @@ from ftlaunch.launcher.node import Node, WatchedCrew
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
-from ftlaunch.launcher.plan import DumpFiles, Lifeline, Plan, interpreter_argv
+from ftlaunch.launcher.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.resolve import requires_nodes
 from ftlaunch.launcher.retention import prune_in_background
 from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 from ftlaunch.launcher.views import Views
+from ftlaunch.rendezvous.interface import RendezvousError
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
     from ftlaunch.launcher.node_keeper import NodeKeeper
     from ftlaunch.launcher.resume import Resume
-    from ftlaunch.rendezvous.interface import Publish, Rendezvous
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,6 @@ def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
     from ftlaunch.launcher.say import speak
 
     config = parsed.config
-    if requires_nodes(config):
-        raise UsageError(
-            f"rendezvous backend {config.rendezvous.backend} is not there yet: "
-            "leave out --nnodes and the --rdzv options to run on one node"
-        )
     ensure_standard_fds()
     kernel.require_pidfd()
     console = Console()
@@ -125,6 +119,8 @@ def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
         job = Job(config, console, say, place, early)
         code, report = asyncio.run(job.run())
         return code
+    except RendezvousError as error:
+        raise meeting.translated(error) from None
     finally:
         console.finish(report)
 
@@ -141,6 +137,7 @@ class Job:
         self.pump = OutputPump(console, config.logs, place.layout)
         self.lifeline = Lifeline()
         self.dumps = DumpFiles(config.workers.nproc)
+        self.flags = Flags()
         self.views = Views(config, place.events, say, place.run.run_id if place.run is not None else "")
 
     async def run(self) -> tuple[int, str]:
@@ -158,6 +155,7 @@ class Job:
             hearing.close()
             self.place.events.close()
             self.dumps.close()
+            self.flags.close()
             self.lifeline.close()
             guard.dismiss()
 
@@ -190,9 +188,8 @@ class Job:
         binding = numa.affinity(self.config)
         for note in binding.notes:
             self.say.warning(note)
-        plan = Plan(
-            self.config, self.marker, hearing.socket_path, self.lifeline, self.dumps, binding.cpus, self.place.layout
-        )
+        wires = Wires(self.marker, hearing.socket_path, self.lifeline, self.dumps, self.flags)
+        plan = Plan(self.config, wires, binding.cpus, self.place.layout)
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
         helpers = bystanders.PIDS
         resume = self._make_resume(helpers)
@@ -202,8 +199,8 @@ class Job:
                 preempt_signals=frozenset(self.config.stop.preempt_signals),
                 joins_late=resume is not None or bool(self.config.node.health_check),
             ),
-            partial(_judge, self.config.restarts),
-            make_rendezvous(self.config, resume.publish if resume is not None else None),
+            lambda history, now: _judge(self.config.restarts, agent.state.spent_before, history, now),
+            meeting.make_rendezvous(self.config, resume.publish if resume is not None else _share_nothing),
             narrator,
         )
         if resume is not None:
@@ -297,7 +294,8 @@ class Job:
         prune_in_background(run)
 
     def _signals(self) -> Collection[int]:
-        return self.config.stop.signals or signals.DEFAULT_SIGNALS
+        stop = self.config.stop
+        return {*(stop.signals or signals.DEFAULT_SIGNALS), *stop.preempt_signals}
 
     def _conclude(self, end: do.Exit, state: State, narrator: Narrator, crew: Crew) -> tuple[int, str]:
         from ftlaunch.launcher import ending
@@ -327,16 +325,15 @@ class Job:
             self.say.warning(note)
 
 
-def make_rendezvous(config: Config, publish: Publish | None = None) -> Rendezvous:
-    """The backend that the configuration names."""
-    from ftlaunch.rendezvous.local import LocalRendezvous
-
-    meeting = config.rendezvous
-    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port, publish)
-
-
-def _judge(config: RestartConfig, history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+def _judge(config: RestartConfig, spent: int, history: tuple[GenerationRecord, ...], now: float) -> Verdict:
+    """``spent``: restarts of the job before this agent joined it; they count as well."""
+    if config.max_restarts is not None and spent:
+        config = replace(config, max_restarts=max(0, config.max_restarts - spent))
     return judge(history, now, config, random.random())
+
+
+def _share_nothing(offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return {}
 
 
 def _stopped(crew: Crew) -> Stopped:
@@ -355,4 +352,4 @@ def _on_child(crew: Crew, guard: Guard, hearing: Hearing) -> None:
     hearing.children_changed()
 
 
-__all__ = ["FtlaunchError", "Job", "make_rendezvous", "open_place", "run_job"]
+__all__ = ["FtlaunchError", "Job", "open_place", "run_job"]

@@ -20,6 +20,7 @@ from ftlaunch.launcher.actions import (
 )
 from ftlaunch.launcher.exit_codes import from_wait_status
 from ftlaunch.launcher.generations import GenerationRecord
+from ftlaunch.launcher.policy import Verdict
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
 from ftlaunch.rendezvous.interface import Joining, Outcome
 
@@ -36,6 +37,9 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
     record = record_of(state, failure)
     history = (*state.history, record)
     verdict = judge(history, now)
+    if failure.kind is ev.FailureKind.PEER and not verdict.restart:
+        # The node whose rank failed decides for all, and closes the job when it is over.
+        verdict = Verdict(True, "going on as the node that failed decides", counts=False)
     state = replace(state, failure=failure, history=history, phase=Phase.STOPPING, manner=_manner(failure))
     said = Record(
         "failure_detected",
@@ -114,12 +118,14 @@ def start_if_ready(state: State, now: float) -> Step:
     if recovery.delayed and now < recovery.not_before:
         return state, ()
     world = recovery.world
+    spent = world.restart_count if state.generation < 0 else state.spent_before
     workers = {local_rank: WorkerState(local_rank) for local_rank in range(state.slots)}
     state = replace(
         state,
         phase=Phase.STARTING,
         generation=world.generation,
         world=world,
+        spent_before=spent,
         workers=workers,
         failure=None,
         recovery=None,

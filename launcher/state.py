@@ -96,6 +96,8 @@ class State:
     manner: Manner | None = None
     """How workers are being stopped, once they are."""
     signals: int = 0
+    spent_before: int = 0
+    """Restarts that the job had had when this agent joined it."""
     beaten: bool = False
     started_at: float = 0.0
     """When the generation's workers were started."""

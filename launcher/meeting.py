@@ -1,0 +1,75 @@
+"""From the configuration to the rendezvous of this job: the border where its errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ftlaunch.launcher import __version__
+from ftlaunch.launcher.config import Config
+from ftlaunch.launcher.errors import FtlaunchError, UsageError
+from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.rendezvous.interface import RendezvousError, SettingsError
+
+if TYPE_CHECKING:
+    from ftlaunch.rendezvous.interface import Publish, Rendezvous
+
+
+class MeetingError(FtlaunchError):
+    """The rendezvous could not be reached or used."""
+
+    exit_code = ExitCode.RENDEZVOUS
+
+
+def translated(error: RendezvousError) -> FtlaunchError:
+    """The same in the launcher's family, with the exit code it leads to."""
+    return UsageError(str(error)) if isinstance(error, SettingsError) else MeetingError(str(error))
+
+
+def make_rendezvous(config: Config, publish: Publish) -> Rendezvous:
+    """The backend that the configuration names; grpc is imported only for etcd.
+
+    Raises :class:`UsageError` for settings that cannot work, found without any connection.
+    """
+    try:
+        return _MAKERS[config.rendezvous.backend](config, publish)
+    except KeyError:
+        raise UsageError(
+            f"rendezvous backend {config.rendezvous.backend} is not there yet: use --rdzv-backend etcd for several "
+            "nodes, or leave out --nnodes and the --rdzv options to run on one"
+        ) from None
+    except RendezvousError as error:
+        raise translated(error) from None
+
+
+def common_settings(config: Config) -> Mapping[str, str]:
+    """What must be the same on all nodes of a job."""
+    meeting = config.rendezvous
+    return {
+        "version": __version__,
+        "nnodes": f"{meeting.min_nodes}:{meeting.max_nodes}",
+        "nproc_per_node": str(config.workers.nproc),
+        "script": config.command.target,
+    }
+
+
+def _local(config: Config, publish: Publish) -> Rendezvous:
+    from ftlaunch.rendezvous.local import LocalRendezvous
+
+    meeting = config.rendezvous
+    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port, publish)
+
+
+def _etcd(config: Config, publish: Publish) -> Rendezvous:
+    from ftlaunch.rendezvous.common.node import describe_node
+    from ftlaunch.rendezvous.etcd import conf
+    from ftlaunch.rendezvous.etcd.backend import EtcdRendezvous
+
+    meeting = config.rendezvous
+    job = conf.Job(meeting.job_id, meeting.min_nodes, meeting.max_nodes, meeting.allow_multiple_agents)
+    settings = conf.settings_from(meeting.endpoint, job, meeting.conf, config.environment)
+    node = describe_node(common_settings(config), meeting.node_rank, meeting.local_addr, meeting.master_port)
+    return EtcdRendezvous(settings, node, publish)
+
+
+_MAKERS = {"local": _local, "etcd": _etcd}
