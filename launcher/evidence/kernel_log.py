@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 _RECORD_BYTES = 8192
 _MAX_RECORDS = 10_000
@@ -17,6 +18,7 @@ _KILLED = re.compile(
     r"(?P<group>Memory cgroup out of memory|Out of memory).*?: Kill(?:ed)? process (?P<pid>\d+) "
     r"\((?P<name>.*?)\)(?=,? total-vm|,? score|,|$)(?:.*?anon-rss:(?P<rss>\d+)kB)?"
 )
+_LIMIT = re.compile(r"memory: usage \d+kB, limit (\d+)kB")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[^)]*)\): (?P<xid>\d+), (?P<text>.*)")
 _FAULT = re.compile(r"^(?P<name>.*)\[(?P<pid>\d+)\]: segfault at \S+ .*? in (?P<where>[^\[\s]+)")
 
@@ -30,6 +32,8 @@ class KilledProcess:
     whole_machine: bool
     resident: int | None = None
     """Bytes of anonymous memory it had."""
+    limit: int | None = None
+    """Bytes, of the control group that ran into it."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,19 @@ def parse_killed(line: str) -> KilledProcess | None:
         return None
     resident = int(match["rss"]) * 1024 if match["rss"] else None
     return KilledProcess(int(match["pid"]), match["name"], match["group"] == "Out of memory", resident)
+
+
+def parse_kills(lines: Iterable[str]) -> Iterator[KilledProcess]:
+    """All out-of-memory kills, each with the limit that the kernel logged some lines before it."""
+    limit = None
+    for line in lines:
+        match = _LIMIT.match(line)
+        if match is not None:
+            limit = int(match[1]) * 1024
+        killed = parse_killed(line)
+        if killed is not None:
+            yield killed if killed.whole_machine else replace(killed, limit=limit)
+            limit = None
 
 
 def parse_xid(line: str) -> DriverError | None:

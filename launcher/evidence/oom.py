@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftlaunch.launcher.evidence.cgroups import Counters, Group, kills_all_at_once, locate, read_counters
-from ftlaunch.launcher.evidence.kernel_log import KernelLog, KilledProcess, parse_killed, pids_are_ours
+from ftlaunch.launcher.evidence.kernel_log import KernelLog, KilledProcess, parse_kills, pids_are_ours
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class OomFacts:
         named = next((process for process in self.killed if process.pid == pid), None)
         if named is not None:
             known = in_group or OomKill(Path(), 1)
-            return OomKill(known.group, known.count, known.limit, known.peak, named.whole_machine, named.resident)
+            limit = named.limit if known.limit is None else known.limit
+            return OomKill(known.group, known.count, limit, known.peak, named.whole_machine, named.resident)
         if in_group is not None and self.killed and len(self.killed) >= in_group.count:
             # The log names everybody who was killed, and this one is not among them.
             return None
@@ -117,7 +118,7 @@ class OomWatch:
             self.lines.extend(self._log.read_new())
         return OomFacts(
             tuple(kills),
-            tuple(process for process in map(parse_killed, self.lines) if process is not None),
+            tuple(parse_kills(self.lines)),
             {pid: group.path for pid, group in self._groups.items()},
             tuple(hits),
         )

@@ -15,6 +15,7 @@ from ftlaunch.launcher.evidence.kernel_log import (
     open_kernel_log,
     parse_fault,
     parse_killed,
+    parse_kills,
     parse_xid,
     pids_are_ours,
 )
@@ -136,6 +137,37 @@ def test_version_1_in_a_container_that_sees_its_own_part_of_the_tree(tmp_path: P
     assert [hit.group.name for hit in facts.hit_limit] == ["rank"]
 
 
+def test_rank_that_has_moved_is_followed(v2: Tree) -> None:
+    """What its new group had counted before it came is not its own; a group never seen before counts from nothing."""
+    watch = OomWatch(proc=str(v2.proc))
+    watch.begin([4711, 4712])
+    v2.group("pod/step", events=events(oom_kill=5), max=64 * MIB, peak=64 * MIB)
+    v2.member(4711, "0::/pod/step\n")
+    watch.refresh()
+    assert watch.look().of(4711) is None
+    v2.group("pod/step", events=events(oom_kill=6))
+    assert watch.look().of(4711) == OomKill(v2.top / "pod/step", 1, 64 * MIB, 64 * MIB)
+    v2.group("pod/own", events=events(oom_kill=1), max=32 * MIB, peak=32 * MIB)
+    v2.member(4711, "0::/pod/own\n")
+    assert watch.look().of(4711) == OomKill(v2.top / "pod/own", 1, 32 * MIB, 32 * MIB)
+    # The next generation goes to the same group: the kill of before was another rank's.
+    watch.begin([4713])
+    v2.member(4713, "0::/pod/own\n")
+    assert watch.look().of(4713) is None
+
+
+def test_version_1_shows_the_dead_in_the_root_group(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, V1.replace("/docker/abc", "/"))
+    tree.group("", oom_control="oom_kill 7")
+    tree.group("rank", oom_control="oom_kill 0", limit_in_bytes=64 * MIB, max_usage_in_bytes=64 * MIB)
+    tree.member(4711, "4:memory:/rank\n")
+    watch = OomWatch(proc=str(tree.proc))
+    watch.begin([4711])
+    tree.group("rank", oom_control="oom_kill 1")
+    tree.member(4711, "4:memory:/\n")
+    assert watch.look().of(4711) == OomKill(tree.top / "rank", 1, 64 * MIB, 64 * MIB)
+
+
 def test_version_1_before_the_kernel_counted_kills(tmp_path: Path) -> None:
     tree = Tree(tmp_path, V1)
     tree.group("", oom_control="oom_kill_disable 0\nunder_oom 0", limit_in_bytes="nonsense")
@@ -192,6 +224,20 @@ def test_the_log_tells_which_of_several_dead_it_was() -> None:
 )
 def test_kernel_lines_of_kills(line: str, expected: KilledProcess | None) -> None:
     assert parse_killed(line) == expected
+
+
+def test_kernel_lines_before_a_kill_tell_the_limit() -> None:
+    lines = [
+        "memory: usage 65536kB, limit 65536kB, failcnt 3",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/a,task_memcg=/a,task=python,pid=5,uid=0",
+        "Memory cgroup out of memory: Killed process 5 (python) total-vm:1kB, anon-rss:2kB, file-rss:0kB",
+        "Memory cgroup out of memory: Killed process 6 (python) total-vm:1kB, anon-rss:2kB, file-rss:0kB",
+        "memory: usage 65536kB, limit 65536kB, failcnt 3",
+        "Out of memory: Killed process 7 (python) total-vm:1kB, anon-rss:2kB, file-rss:0kB",
+    ]
+    kills = tuple(parse_kills(lines))
+    assert [(kill.pid, kill.limit) for kill in kills] == [(5, 64 * MIB), (6, None), (7, None)]
+    assert OomFacts(killed=kills).of(5) == OomKill(Path(), 1, 64 * MIB, None, False, 2048)
 
 
 def test_kernel_lines_of_the_driver_and_of_faults() -> None:
