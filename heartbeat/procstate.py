@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PROC = "/proc"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -18,8 +18,7 @@ _MAX_CHILDREN = 4096
 _MAX_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """The fields of ``/proc/<pid>/stat`` that matter here. CPU times in clock ticks."""
 
     state: str
@@ -34,8 +33,7 @@ class Stat:
     start_ticks: int
 
 
-@dataclass(frozen=True)
-class ProcState:
+class ProcState(NamedTuple):
     """One look at a process. Letters of ``state``: R, S, D, T (stopped), t (traced), Z, X, I."""
 
     pid: int
@@ -63,8 +61,7 @@ class ProcState:
         return self.tracer_pid != 0 or self.state == "t"
 
 
-@dataclass(frozen=True)
-class KernelWait:
+class KernelWait(NamedTuple):
     """Where a process sleeps in the kernel, as far as this user may know."""
 
     state: str = ""

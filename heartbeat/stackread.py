@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 MAX_FRAMES = 200
 MAX_THREADS = 256
-_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\):$")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
-_SPY_THREAD = re.compile(r'^Thread (\S+)(?: \((.*?)\))?(?:: "(.*)")?$')
-_LIBRARY = re.compile(r"^<|/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/")
+# Compiled when first used (re keeps them): the agent imports this at its start.
+_THREAD = r"^(Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\):$"
+_FRAME = r'^  File "(.*)", line (\d+|\?+) in (.*)$'
+_SPY_THREAD = r'^Thread (\S+)(?: \((.*?)\))?(?:: "(.*)")?$'
+_LIBRARY = r"^<|/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/"
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
-_SPY_FRAME = re.compile(r"^ +(\S.*?) \((.*?)(?::(\d+))?\)$")
+_SPY_FRAME = r"^ +(\S.*?) \((.*?)(?::(\d+))?\)$"
 
 
 class Frame(NamedTuple):
@@ -89,7 +90,7 @@ def parse_faulthandler(text: str) -> StackSnapshot:
     cut_off = bool(text) and not text.endswith("\n")
     # Without the last piece: empty, or a line whose end is missing, and half a number is a wrong number.
     for line in text.split("\n")[:-1]:
-        header = _THREAD.match(line)
+        header = re.match(_THREAD, line)
         if header is not None:
             identity = header[2]
             if any(identity == known[0] for known in threads):
@@ -101,7 +102,7 @@ def parse_faulthandler(text: str) -> StackSnapshot:
         elif line == "...":
             cut_off = True
         elif threads:
-            frame = _FRAME.match(line)
+            frame = re.match(_FRAME, line)
             if frame is not None and len(threads[-1][3]) < MAX_FRAMES:
                 threads[-1][3].append(Frame(frame[1], _line(frame[2]), frame[3]))
     found = tuple(ThreadStack(thread, tuple(frames), name, now) for thread, name, now, frames in threads)
@@ -112,11 +113,11 @@ def parse_pyspy(text: str) -> StackSnapshot:
     """Parse ``py-spy dump --pid``."""
     threads: list[tuple[str, str, list[Frame]]] = []
     for line in text.split("\n"):
-        header = _SPY_THREAD.match(line)
+        header = re.match(_SPY_THREAD, line)
         if header is not None and len(threads) < MAX_THREADS:
             threads.append((header[1], header[3] or "", []))
             continue
-        frame = _SPY_FRAME.match(line)
+        frame = re.match(_SPY_FRAME, line)
         if frame is not None and threads and len(threads[-1][2]) < MAX_FRAMES:
             threads[-1][2].append(Frame(frame[2], _line(frame[3] or ""), frame[1]))
     found = tuple(ThreadStack(thread, tuple(frames), name) for thread, name, frames in threads)
@@ -133,7 +134,7 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python, to an installed package or to us, not to the user."""
-    return _LIBRARY.search(file) is not None or file.startswith(_OWN_FOLDER)
+    return re.search(_LIBRARY, file) is not None or file.startswith(_OWN_FOLDER)
 
 
 def _line(text: str) -> int:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftlaunch.heartbeat import procstate
 from ftlaunch.heartbeat import verdicts as v
@@ -49,18 +49,18 @@ _WORKS_FAULTS_PER_S = 20.0
 _WORKS_CHILDREN = 0.2
 
 
-@dataclass
 class _Findings:
     """An assessment in the making."""
 
-    tracks: Tracks
-    limits: Limits
-    states: Mapping[int, ProcState]
-    now: float
-    stalls: list[Stall] = field(default_factory=list)
-    warnings: list[StallWarning] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
-    deadline: float = math.inf
+    def __init__(self, tracks: Tracks, limits: Limits, states: Mapping[int, ProcState], now: float) -> None:
+        self.tracks = tracks
+        self.limits = limits
+        self.states = states
+        self.now = now
+        self.stalls: list[Stall] = []
+        self.warnings: list[StallWarning] = []
+        self.notices: list[Notice] = []
+        self.deadline = math.inf
 
     def at(self, deadline: float) -> None:
         """Look again then, or in a moment if that is past."""
@@ -86,8 +86,7 @@ class _Findings:
         return Assessment(tuple(self.stalls), tuple(self.warnings), tuple(self.notices), self.deadline)
 
 
-@dataclass(frozen=True)
-class Due:
+class Due(NamedTuple):
     """A silence that counts: of which section, since when, and how long it may last."""
 
     section: str

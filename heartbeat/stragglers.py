@@ -12,7 +12,7 @@ What beats can show, and what they cannot:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MIN_STEPS = 20
 RATIO = 1.5
@@ -28,8 +28,7 @@ Series = Sequence[tuple[int, int]]
 """The last steps of a rank: step number, and the sender's CLOCK_MONOTONIC in ns."""
 
 
-@dataclass(frozen=True)
-class Lag:
+class Lag(NamedTuple):
     """How a rank stands out. Medians: of its step time, of the others', of how much later than them it is."""
 
     kind: str
@@ -45,8 +44,7 @@ class Lag:
         return f"ends nearly every step last, {self.late_s:.3g} s after the others; a step takes {self.step_s:.3g} s"
 
 
-@dataclass(frozen=True)
-class Straggler:
+class Straggler(NamedTuple):
     """A rank that began (``since`` given) or ceased (``lag`` is ``None``) to be a straggler."""
 
     local_rank: int

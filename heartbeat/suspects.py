@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, is_library, user_frame
 from ftlaunch.heartbeat.verdicts import for_people, rank_names
 
-_WAITING_FILE = re.compile(
+_WAITING_FILE = (
     r"/torch/(distributed/(?!checkpoint/|elastic/|run\.py|launch)|nn/parallel/|cuda/(__init__|streams)\.py"
     r"|autograd/graph\.py)|/deepspeed/comm/|/horovod/"
 )
-_WAITING_CALL = re.compile(
+_WAITING_CALL = (
     r"wait|barrier|reduce|gather|all_?to_?all|broadcast|scatter|recv|send|synchronize|rendezvous|process_group"
     r"|_engine_run_backward|_sync_|_store"
 )
-_PLUMBING = re.compile(r"^_|^(wrapper|inner|decorate_context)$")
+_PLUMBING = r"^_|^(wrapper|inner|decorate_context)$"
 _CLEARLY_OLDER_S = 1.0
 _CLEARLY_OLDER_FACTOR = 1.5
 _UNTOLD_S = 0.15
@@ -135,7 +135,7 @@ def doing(frames: Sequence[Frame]) -> str:
         return "an unknown place"
     waits = _waiting_calls(frames)
     for frame in waits:
-        if not _PLUMBING.search(frame.function):
+        if not re.search(_PLUMBING, frame.function):
             return str(frame)
     if waits:
         return str(waits[0]._replace(function="backward" if "backward" in waits[0].function else waits[0].function))
@@ -149,7 +149,7 @@ def _waiting_calls(frames: Sequence[Frame]) -> list[Frame]:
     for frame in frames:
         if not is_library(frame.file):
             break
-        if _WAITING_FILE.search(frame.file) and _WAITING_CALL.search(frame.function):
+        if re.search(_WAITING_FILE, frame.file) and re.search(_WAITING_CALL, frame.function):
             found.append(frame)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SILENT = "silent"
 """No step for too long, outside of sections or in sections that are not known."""
@@ -22,8 +22,7 @@ AT_ONCE = frozenset({STOPPED, DSTATE, ZOMBIE_MAIN})
 """Kinds that the kernel vouches for: the rank itself is the cause, whatever the others wait for."""
 
 
-@dataclass(frozen=True)
-class Stall:
+class Stall(NamedTuple):
     """A verdict. ``kind`` is one of this module's constants; ``reason`` is a predicate: ``made no step for 3 s``."""
 
     local_rank: int
@@ -34,8 +33,7 @@ class Stall:
     reason: str
 
 
-@dataclass(frozen=True)
-class StallWarning:
+class StallWarning(NamedTuple):
     """A silence has reached ``percent`` of its limit. Said once a silence, for all ranks that fell silent together."""
 
     percent: int
@@ -46,8 +44,7 @@ class StallWarning:
     reason: str
 
 
-@dataclass(frozen=True)
-class Notice:
+class Notice(NamedTuple):
     """Something to say once. ``kind``: ``traced``, ``stopped`` (and ignored), ``works``, ``unwatched``."""
 
     kind: str
@@ -55,8 +52,7 @@ class Notice:
     reason: str
 
 
-@dataclass(frozen=True)
-class Assessment:
+class Assessment(NamedTuple):
     """``next_deadline``: judge again no later than this (CLOCK_MONOTONIC seconds); infinite with nobody to judge."""
 
     stalls: tuple[Stall, ...] = ()

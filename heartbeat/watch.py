@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftlaunch.heartbeat import stalls
 from ftlaunch.heartbeat.limits import Limit, Limits, Settings
@@ -27,8 +26,7 @@ _QUIET_S = 1.0
 _LONG_SECTION_S = 1.0
 
 
-@dataclass(frozen=True)
-class RankStatus:
+class RankStatus(NamedTuple):
     """One rank for ``ftctl status``. Ages and limits in seconds."""
 
     local_rank: int

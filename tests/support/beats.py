@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ftlaunch.heartbeat.limits import Limits
@@ -101,7 +100,7 @@ class Node:
 
     def set_state(self, rank: int, **changes: Any) -> None:
         """From now on the kernel says this about a rank."""
-        self.states[rank] = replace(self.states[rank], **changes)
+        self.states[rank] = self.states[rank]._replace(**changes)
 
     def assess(self, now: float) -> Assessment:
         """Judge once."""

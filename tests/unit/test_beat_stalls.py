@@ -278,7 +278,7 @@ def test_the_last_of_a_step_is_not_taken_for_work() -> None:
 )
 def test_what_counts_as_work_in_ten_seconds(changes: dict[str, Any], expected: bool) -> None:
     before = ProcState(1, "R", children_ticks=0)
-    after = ProcState(**{**before.__dict__, **changes})
+    after = before._replace(**changes)
     assert stalls.works(before, after, 10.0) is expected
     assert not stalls.works(before, after, 0.0)
 
