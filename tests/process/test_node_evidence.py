@@ -192,3 +192,20 @@ if RANK == 0: print("found", os.path.exists(left), os.path.exists(used), flush=T
     finally:
         left.unlink(missing_ok=True)
         used.unlink(missing_ok=True)
+
+
+def test_A9_what_the_last_generation_leaves_is_seen_to_as_well(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """The container's tmpfs outlives it: the next container would start with less."""
+    left = Path(f"/dev/shm/ftlaunch-test-{os.getpid()}-last")
+    body = f"""
+if RANK == 1:
+    open({str(left)!r}, "wb").write(b"x" * (1 << 20))
+    os.kill(os.getpid(), 9)
+signal.pause()
+"""
+    try:
+        job = start(ftlaunch, tmp_path, body, options=("--clean-shm", "--max-restarts=0"))
+        assert job.wait() == 137
+        assert "removed 1 MiB that the dead ranks had left" in job.err and not left.exists()
+    finally:
+        left.unlink(missing_ok=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -223,3 +225,13 @@ def test_short_memory_while_ranks_run_is_told_once_and_no_reason_to_leave(monkey
 
     assert asyncio.run(play()) == ["", ""]
     assert told == ["memory: everything waited for memory, 1 MiB left"]
+
+
+def test_nothing_of_all_this_is_loaded_before_it_is_needed() -> None:
+    code = (
+        "import sys, ftlaunch.launcher.cli, ftlaunch.launcher.job\n"
+        "late = ('gpu', 'health', 'evidence', 'node_keeper', 'inquiry', 'shm', 'checkup', 'incident')\n"
+        "print([name for name in late if f'ftlaunch.launcher.{name}' in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
