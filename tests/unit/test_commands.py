@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from ftlaunch.launcher.commands import Desk, Office
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
 from ftlaunch.launcher.control import RequestError
 from ftlaunch.launcher.incident import FailureCause, Incident, Verdict
-from ftlaunch.launcher.job import _judge
+from ftlaunch.launcher.policy import judge
 from ftlaunch.launcher.present import describe_cause, describe_limit
 from ftlaunch.launcher.state import Ending, Phase, State
 from ftlaunch.rendezvous.interface import Outcome
@@ -63,7 +62,7 @@ AS_LONG_AS_PROGRESS = RestartConfig()
 
 def make_desk(state: State, restarts: RestartConfig = AS_LONG_AS_PROGRESS) -> tuple[Desk, Agent, Played]:
     played: Any = Played()
-    agent = Agent(state, partial(_judge, restarts), played, played)
+    agent = Agent(state, lambda history, now: judge(history, now, restarts), played, played)
     agent.employ(played)
     config = Config(CommandConfig(CommandKind.SCRIPT, "train.py"), restarts=restarts)
     dumps = SimpleNamespace(clear=lambda rank: None, read=lambda rank: b"")
