@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ftlaunch.heartbeat import procstate, stackdump, suspects
 from ftlaunch.heartbeat.stackread import StackSnapshot, parse_faulthandler, parse_pyspy
@@ -25,6 +25,15 @@ Alive = Mapping[int, tuple[int, WorkerProcess]]
 """Global rank -> (local rank, process)."""
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What the stacks tell. ``suspect``: global rank of the one that the others wait for, ``None`` if none stands out."""
+
+    suspect: int | None = None
+    why: str = ""
+    blocks: tuple[str, ...] = ()
+
+
 class StackCollector:
     """Asks each rank's faulthandler for its stacks and reads them from the shared memory file.
 
@@ -34,8 +43,8 @@ class StackCollector:
     def __init__(self, dumps: DumpFiles) -> None:
         self._dumps = dumps
 
-    async def collect(self, alive: Alive, known: Mapping[int, RankEvidence]) -> tuple[str, ...]:
-        """Blocks of text: the suspect, one for each group of identical stacks, one with every rank's state.
+    async def collect(self, alive: Alive, known: Mapping[int, RankEvidence]) -> Findings:
+        """The suspect, and blocks of text: who it is, each group of identical stacks, every rank's state.
 
         ``known``: what the heartbeats tell of each rank. Takes ``BUDGET_S``, with py-spy ``PYSPY_TIMEOUT_S`` more.
         """
@@ -44,7 +53,8 @@ class StackCollector:
         missing = [rank for rank, snapshot in snapshots.items() if not snapshot.main]
         snapshots.update(await _ask_pyspy({rank: alive[rank][1].pid for rank in missing}))
         evidence = [_complete(one, alive, snapshots) for _, one in sorted(known.items())]
-        return tuple(suspects.render(suspects.suspect(evidence), evidence))
+        suspicion = suspects.suspect(evidence)
+        return Findings(suspicion.rank, suspicion.why, tuple(suspects.render(suspicion, evidence)))
 
     async def dump(self, alive: Alive) -> dict[int, str]:
         """The text of each rank's dump, empty where there is none; at most BUDGET_S."""

@@ -24,7 +24,7 @@ from ftlaunch.launcher import clock
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.batched import BatchedReader
 from ftlaunch.launcher.config import HeartbeatConfig
-from ftlaunch.launcher.evidence_stacks import StackCollector
+from ftlaunch.launcher.evidence_stacks import Findings, StackCollector
 from ftlaunch.launcher.plan import DumpFiles
 from ftlaunch.launcher.process import WorkerProcess
 from ftlaunch.rendezvous.interface import World
@@ -73,6 +73,8 @@ class Hearing:
         self._noted_at = 0.0
         self._first_beat_at: float | None = None
         self._judged = False
+        self._findings: Findings | None = None
+        self._inquiry: asyncio.Task[None] | None = None
 
     @property
     def socket_path(self) -> str:
@@ -109,6 +111,8 @@ class Hearing:
             self._ear.close()
         if self._timer is not None:
             self._timer.cancel()
+        if self._inquiry is not None:
+            self._inquiry.cancel()
         self.endpoint.close()
 
     def expect(self, world: World, workers: Sequence[WorkerProcess]) -> None:
@@ -116,10 +120,13 @@ class Hearing:
         now = clock.monotonic()
         self._workers = workers
         self._listener.expect(world.generation, len(workers))
-        self.watch.begin(world.generation, [worker.pid for worker in workers], now, world.rank_offset)
+        pids = [worker.pid for worker in workers]
+        # Ranks here may wait for one that saves or evaluates on another node, which nobody here can see.
+        self.watch.begin(world.generation, pids, now, world.rank_offset, blind=len(world.members) > 1)
         self._noted_at = now
         self._first_beat_at = None
         self._judged = False
+        self._findings = None
         self._assess(now)
 
     def exited(self, local_rank: int, exit_code: int) -> None:
@@ -156,13 +163,18 @@ class Hearing:
 
     async def collect_evidence(self) -> tuple[str, ...]:
         """Stacks of all ranks, grouped, with the suspect named. Bounded; nobody is hurt."""
+        if self._findings is None:
+            self._findings = await self._look_at_stacks()
+        return self._findings.blocks
+
+    async def _look_at_stacks(self) -> Findings:
         now = clock.monotonic()
         tracks = self.watch.tracks
         known = {
             tracks.first_rank + track.local_rank: RankEvidence(
                 rank=tracks.first_rank + track.local_rank,
                 progress_age_s=max(0.0, now - track.progress_at),
-                steps=track.step if track.step is not None else track.beats,
+                steps=track.step if track.step is not None else track.steps,
                 section=track.section,
                 exit_code=track.exit_code,
             )
@@ -313,9 +325,26 @@ class Hearing:
         track = self.watch.tracks.ranks[stall.local_rank]
         if stall.kind not in AT_ONCE and self.watch.limits.of(stall.section).source is Source.LEARNT:
             self.watch.limits.distrust(track.beats)
-        self._post(
-            ev.WorkerStalled(self.watch.tracks.generation, stall.local_rank, stall.kind, stall.reason, self.progress())
-        )
+        if stall.kind in AT_ONCE:
+            self._accuse(self.watch.tracks.generation, stall.local_rank, stall.kind, stall.reason)
+        else:
+            self._inquiry = asyncio.get_running_loop().create_task(self._find_culprit(stall))
+
+    async def _find_culprit(self, stall: Stall) -> None:
+        """Who is silent first is often a victim: the stacks tell who holds the others up."""
+        tracks = self.watch.tracks
+        findings = await self._look_at_stacks()
+        if tracks is not self.watch.tracks:
+            return
+        self._findings = findings
+        local_rank, reason = stall.local_rank, stall.reason
+        if findings.suspect is not None and findings.suspect != tracks.first_rank + local_rank:
+            reason = f"holds up rank {tracks.first_rank + local_rank}, which {stall.reason} ({findings.why})"
+            local_rank = findings.suspect - tracks.first_rank
+        self._accuse(tracks.generation, local_rank, stall.kind, reason)
+
+    def _accuse(self, generation: int, local_rank: int, kind: str, reason: str) -> None:
+        self._post(ev.WorkerStalled(generation, local_rank, kind, reason, self.progress()))
 
     def _speak(self, assessment: Assessment) -> None:
         generation = self.watch.tracks.generation

@@ -17,7 +17,7 @@ from ftlaunch.launcher import abandoned, bystanders, clock, commands, kernel, me
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
-from ftlaunch.launcher.config import CommandKind, Config, HeartbeatConfig, RestartConfig, StandbyMode
+from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
 from ftlaunch.launcher.crew import Crew, Rank
 from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.generations import GenerationRecord
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
     from ftlaunch.launcher.node_keeper import NodeKeeper
     from ftlaunch.launcher.resume import Resume
-
-
-_ELSEWHERE = 10.0
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class Job:
 
     async def run(self) -> tuple[int, str]:
         """Returns the exit code and the failure report, empty after a success."""
-        hearing = Hearing(_patience(self.config), self.config.environment, self.dumps, self._tell)
+        hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
         guard = Guard(self.marker, hearing.endpoint.directory)
         try:
             return await self._run_with(hearing, guard)
@@ -333,13 +330,6 @@ def _judge(config: RestartConfig, spent: int, history: tuple[GenerationRecord, .
     if config.max_restarts is not None and spent:
         config = replace(config, max_restarts=max(0, config.max_restarts - spent))
     return judge(history, now, config, random.random())
-
-
-def _patience(config: Config) -> HeartbeatConfig:
-    """With several nodes, ranks here may wait for one that saves or evaluates elsewhere, which nobody here can see."""
-    if config.rendezvous.max_nodes == 1:
-        return config.heartbeat
-    return replace(config.heartbeat, floor_s=config.heartbeat.floor_s * _ELSEWHERE)
 
 
 def _share_nothing(offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
