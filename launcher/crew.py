@@ -111,6 +111,8 @@ class Crew:
         self.pool: Pool | None = None
         self.ask_to_save: Callable[[], None] = lambda: None
         """Lets ``should_save()`` be true in all ranks."""
+        self._gone: int | None = None
+        """The generation of which nothing is left."""
         self._farewells: set[int] = set()
         self._polling: set[int] = set()
         self.helpers: set[int] = set()
@@ -133,18 +135,20 @@ class Crew:
         self._polling = set()
         self.teardown = None
         warm = 0
+        failed: ev.SpawnFailed | None = None
         for rank in self._plan(world):
             worker = self.pool.release(rank) if self.pool is not None else None
             warm += worker is not None
             try:
                 self.workers.append(worker or self._start_cold(rank))
             except SpawnError as error:
-                self._post(ev.SpawnFailed(world.generation, rank.local_rank, str(error)))
-                return
+                failed = ev.SpawnFailed(world.generation, rank.local_rank, str(error))
+                break
         self._ear.expect(world, self.workers)
+        # Also when one could not be started: the end of those before it is waited for.
         for local_rank, worker in enumerate(self.workers):
             worker.watch(self._on_exit(world.generation, local_rank))
-        self._post(ev.WorkersStarted(world.generation, tuple(w.pid for w in self.workers), warm))
+        self._post(failed or ev.WorkersStarted(world.generation, tuple(w.pid for w in self.workers), warm))
 
     def note_last_words(self, local_rank: int) -> None:
         """The rank has said its last words and is on its way out by itself."""
@@ -160,6 +164,10 @@ class Crew:
         """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
         if self.pool is not None:
             self.pool.pause()
+        if self._gone == action.generation:
+            # The ranks had ended well; a peer's failure wants them once more.
+            self._post(ev.WorkersGone(action.generation))
+            return
         if self.teardown is not None:
             if action.manner is Manner.NOW:
                 self.teardown.hurry()
@@ -185,6 +193,7 @@ class Crew:
             reason = "cannot be killed: " + "; ".join(str(leftover) for leftover in leftovers[:5])
             self._post(ev.WorkersUnkillable(action.generation, reason))
         else:
+            self._gone = action.generation
             self._post(ev.WorkersGone(action.generation))
 
     def reap(self) -> None:

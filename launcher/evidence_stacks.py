@@ -27,7 +27,7 @@ Alive = Mapping[int, tuple[int, WorkerProcess]]
 
 @dataclass(frozen=True)
 class Findings:
-    """What the stacks tell. ``suspect``: global rank of the one that the others wait for, ``None`` if none stands out."""
+    """What the stacks tell. ``suspect``: global rank of the one that holds the others up, ``None`` if none does."""
 
     suspect: int | None = None
     why: str = ""

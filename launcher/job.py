@@ -182,6 +182,7 @@ class Job:
                 crew.pool.close()
             await agent.close()
             await control.close()
+            signals.detach(asyncio.get_running_loop(), (*self._signals(), signal.SIGCHLD))
         return self._conclude(end, agent.state, narrator, crew)
 
     def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator, Node]:

@@ -30,6 +30,17 @@ class EarlySignals:
         self.received.append(signum)
 
 
+def detach(loop: asyncio.AbstractEventLoop, signals: Iterable[int]) -> None:
+    """The job is over, and what arrives now comes too late to matter.
+
+    Before the loop closes: it closes its wake-up pipe before it takes its handlers back, and a signal in between would
+    have the interpreter complain.
+    """
+    for signum in signals:
+        if loop.remove_signal_handler(signum) and signum != signal.SIGCHLD:
+            signal.signal(signum, signal.SIG_IGN)
+
+
 def attach(loop: asyncio.AbstractEventLoop, signals: Iterable[int], on_signal: Callable[[int], None]) -> None:
     """Deliver these signals to ``on_signal`` from the loop, except those ignored at start."""
     for signum in signals:

@@ -140,3 +140,13 @@ def test_etcd_that_is_not_there_is_one_line_and_69(ftlaunch: Launcher, tmp_path:
     job = ftlaunch("--nnodes", "2", *options, script)
     assert job.wait(30) == 69
     assert "Traceback" not in job.err and "127.0.0.1:1" in job.err
+
+
+def test_node_that_has_finished_starts_again_when_another_one_fails(nodes: Nodes) -> None:
+    nodes.write("""
+if RANK >= 2:
+    if GEN == 0: time.sleep(1.5); os.kill(os.getpid(), 9)
+""")
+    agents = [nodes(), nodes()]
+    assert [agent.wait(40) for agent in agents] == [0, 0]
+    assert all(agent.out.count("generation 1 ") == 2 for agent in agents)

@@ -208,7 +208,7 @@ def test_rank_that_stays_when_the_others_have_left(ftlaunch: Launcher, tmp_path:
     job = ftlaunch(*STALL, "--exit-barrier-timeout", "2", "--hang-floor", "100", write(tmp_path, body))
     assert job.wait() == 0
     (stall,) = stalls(job)
-    assert stall["rank"] == 1 and "2.00 s" in str(stall["reason"])
+    assert stall["rank"] == 1 and "--exit-barrier-timeout" in str(stall["reason"])
 
 
 def test_script_asks_for_a_restart_and_for_the_end(ftlaunch: Launcher, tmp_path: Path) -> None:
