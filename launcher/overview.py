@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ftlaunch.launcher.exit_codes import signal_name
+from ftlaunch.launcher.resume_point import resume_path
 from ftlaunch.launcher.state import Phase, State, WorkerState, WorkerStatus
 
 VERSION = 1
@@ -128,7 +129,7 @@ def describe_node(state: State, node: NodeFacts, heard: Heard, now: float) -> di
         "world_size": world.world_size if world is not None else None,
         "nodes": len(world.members) if world is not None else None,
         "group_rank": world.group_rank if world is not None else None,
-        "resume_from": world.shared.get("resume_from") if world is not None else None,
+        "resume_from": resume_path(world),
         "restarts": max(0, state.generation),
         "restarts_counted": world.restart_count if world is not None else 0,
         "restart_limit": node.restart_limit,

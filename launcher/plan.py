@@ -13,6 +13,7 @@ from ftlaunch.launcher.config import CommandConfig, Config
 from ftlaunch.launcher.crew import Rank
 from ftlaunch.launcher.environment import worker_environment
 from ftlaunch.launcher.output.files import LogLayout
+from ftlaunch.launcher.resume_point import resume_path
 from ftlaunch.rendezvous.interface import World
 
 BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
@@ -131,7 +132,8 @@ class Plan:
         return (self._wires.lifeline.read_fd, self._wires.dumps.fds[local_rank], self._wires.flags.read_fd)
 
     def _rank(self, world: World, local_rank: int) -> Rank:
-        resume = world.shared.get("resume_from")
+        # With a fresh start, too, where the script expects a value: it then finds none.
+        resume = resume_path(world) or world.shared.get("resume_from")
         command = self.command(local_rank, resume)
         return Rank(
             generation=world.generation,
@@ -152,8 +154,9 @@ class Plan:
             "TORCHELASTIC_ERROR_FILE": str(error_file or ""),
             **self.private_environment(local_rank),
         }
-        if world.shared.get("resume_from"):
-            extra["FTLAUNCH_RESUME_FROM"] = str(world.shared["resume_from"])
+        resume = resume_path(world)
+        if resume is not None:
+            extra["FTLAUNCH_RESUME_FROM"] = resume
         if world.shared.get("resume_step") is not None:
             extra["FTLAUNCH_RESUME_STEP"] = str(world.shared["resume_step"])
         return worker_environment(self._config, world, local_rank, extra=extra)

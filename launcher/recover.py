@@ -21,6 +21,7 @@ from ftlaunch.launcher.actions import (
 from ftlaunch.launcher.exit_codes import from_wait_status
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.policy import Verdict
+from ftlaunch.launcher.resume_point import resume_path
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
 from ftlaunch.rendezvous.interface import Joining, Outcome
 
@@ -173,7 +174,7 @@ def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
         ticks=progress.ticks,
         checkpoints=progress.checkpoints,
         checkpoint_step=progress.checkpoint_step,
-        resume_from=_shared(state, "resume_from"),
+        resume_from=resume_path(state.world),
         resume_step=_shared(state, "resume_step"),
         uptime_s=failure.at - state.started_at,
     )

@@ -8,6 +8,7 @@ from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Join, Manner, Record
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.recover import begin_recovery, start_if_ready
+from ftlaunch.launcher.resume_point import resume_path
 from ftlaunch.launcher.state import Ending, Judge, Phase, State
 from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, end, ignore, on
 from ftlaunch.rendezvous import interface as rdzv
@@ -35,9 +36,8 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
             "nodes": len(world.members),
             "world_size": world.world_size,
             "group_rank": world.group_rank,
-            **{
-                key: world.shared[key] for key in ("resume_from", "resume_step", "resume_reason") if key in world.shared
-            },
+            **{key: world.shared[key] for key in ("resume_step", "resume_reason") if key in world.shared},
+            **({"resume_from": resume_path(world) or ""} if "resume_from" in world.shared else {}),
         },
     )
     if "refused" in world.shared:

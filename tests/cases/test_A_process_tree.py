@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from cases.training import TWO, wait_for_ready, write
-from support import cgroups, procfs
+from support import procfs
 from support.jobs import Launcher
 from support.waiting import wait_until
 
@@ -34,10 +29,11 @@ if GEN == 0:
     signal.pause()
 # A rank that has ended stays a zombie until the generation is over, so that its number stays ours: none ends before.
 while RANK and not os.path.exists(sys.argv[1]): time.sleep(0.01)
-deadline = time.monotonic() + 10
-while "Z" in map(state, children()) and time.monotonic() < deadline: time.sleep(0.01)
-if RANK == 0: say("zombies", [pid for pid in children() if state(pid) == "Z"])
-open(sys.argv[1], "w").close()
+if RANK == 0:
+    deadline = time.monotonic() + 10
+    while "Z" in map(state, children()) and time.monotonic() < deadline: time.sleep(0.01)
+    say("zombies", [pid for pid in children() if state(pid) == "Z"])
+    open(sys.argv[1], "w").close()
 """
     job = ftlaunch(*TWO, write(tmp_path, body), tmp_path / "seen")
     assert job.wait() == 0
@@ -89,73 +85,3 @@ def test_A5_a_signal_while_starting_is_not_lost(ftlaunch: Launcher, tmp_path: Pa
     job.signal(signal.SIGTERM)
     assert job.wait(20) == 143
     assert "Traceback" not in job.err
-
-
-def test_A6_a_rank_that_cannot_be_killed_ends_the_agent_with_75(ftlaunch: Launcher, tmp_path: Path) -> None:
-    """A frozen process stands in for one in uninterruptible sleep: SIGKILL does nothing to either."""
-    with cgroups.freezer_group() as folder:
-        body = f"""
-say("ready", os.getpid())
-if RANK == 0: signal.pause()
-while open({str(folder / "freezer.state")!r}).read().strip() != "FROZEN": time.sleep(0.01)
-os._exit(3)
-"""
-        job = ftlaunch(*TWO, "--unkillable-timeout", "0.5", write(tmp_path, body))
-        wait_for_ready(job)
-        stuck = job.events("workers_started")[0]["pids"][0]
-        cgroups.join(folder, stuck)
-        cgroups.freeze(folder)
-        assert job.wait(20) == 75
-        assert len(job.events("workers_started")) == 1, "nothing may be started next to it"
-        assert f"pid {stuck} (" in job.err and "cannot be killed" in job.err and "run the job elsewhere" in job.err
-        cgroups.thaw(folder)
-        wait_until(lambda: not procfs.alive(stuck), 10)
-
-
-@pytest.fixture
-def segment() -> Iterator[str]:
-    """The path of a file in /dev/shm that nobody has made yet."""
-    path = Path("/dev/shm", f"ft-case-{uuid.uuid4().hex[:12]}")
-    yield str(path)
-    path.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("clean", [True, False])
-def test_A9_shared_memory_of_a_killed_rank_is_told_and_removed_on_request(
-    ftlaunch: Launcher, tmp_path: Path, segment: str, clean: bool
-) -> None:
-    body = f"""
-import mmap
-if GEN == 0:
-    f = os.open({segment!r}, os.O_RDWR | os.O_CREAT)
-    os.truncate(f, 1 << 20)
-    m = mmap.mmap(f, 1 << 20)
-    m[:] = b"x" * (1 << 20)
-    os.kill(os.getpid(), 9)
-say("there", os.path.exists({segment!r}))
-"""
-    job = ftlaunch(*(["--clean-shm"] if clean else []), "--max-restarts", "1", write(tmp_path, body))
-    assert job.wait() == 0
-    assert f"there {not clean}" in job.out
-    (event,) = wait_until(lambda: job.events("shm_leftovers"), 10)
-    assert event["removed"] is clean and event["bytes"] == 1 << 20 and "1 MiB" in event["reason"]
-    assert os.path.basename(segment) in job.err and ("--clean-shm" in job.err) is not clean
-
-
-def test_A9_what_a_living_process_uses_is_never_removed(ftlaunch: Launcher, tmp_path: Path, segment: str) -> None:
-    """A checkpoint in memory, say, kept by a process outside of the job."""
-    keeper = subprocess.Popen(
-        ["sh", "-c", f"exec 9<>{segment}; echo ready; exec sleep 600"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        body = f"""
-if GEN == 0:
-    while not os.path.exists({segment!r}): time.sleep(0.01)
-    os.kill(os.getpid(), 9)
-say("there", os.path.exists({segment!r}))
-"""
-        job = ftlaunch("--clean-shm", "--max-restarts", "1", write(tmp_path, body))
-        assert job.wait() == 0 and "there True" in job.out
-    finally:
-        keeper.kill()
-        keeper.communicate()

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import etcd_server
+import pytest
+
+from cases.nodes import Nodes
 from cases.training import TWO, write
 from support.checkpoint_files import torch_file
 from support.jobs import Launcher
@@ -40,3 +44,28 @@ def test_J1_after_a_death_before_the_first_step_the_one_before_is_tried(ftlaunch
     job = ftlaunch("--checkpoint-dir", tmp_path / "saved", write(tmp_path, body))
     assert job.wait(30) == 0
     assert job.out == "[default0]:from 6\n[default0]:from 5\n"
+
+
+def test_J1_a_fresh_start_that_fails_is_not_blamed_on_a_checkpoint(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """There is none to fall back from: the failure before the first step is the script's own, with its own code."""
+    body = "say(os.environ.get('FTLAUNCH_RESUME_FROM'), sys.argv[1:])\nos._exit(3)"
+    job = ftlaunch("--checkpoint-dir", tmp_path / "saved", write(tmp_path, body), "--from={resume}")
+    assert job.wait(30) == 3
+    assert job.out == "[default0]:None ['--from=']\n"
+    assert len(job.events("workers_started")) == 1 and "loading" not in job.err
+
+
+@pytest.mark.skipif(etcd_server.find_binary() is None, reason="needs an etcd server")
+def test_J3_all_nodes_resume_from_the_newest_step_that_each_of_them_has(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """Each by the path that it has on that node."""
+    script = write(tmp_path, "say(os.environ['FTLAUNCH_RESUME_STEP'], os.environ['FTLAUNCH_RESUME_FROM'])")
+    for name, steps in (("a", (5, 6)), ("b", (5, 6, 7))):
+        for step in steps:
+            torch_file(tmp_path / name / f"step_{step}.pt")
+    with etcd_server.etcd() as cluster:
+        nodes = Nodes(ftlaunch, cluster.endpoints)
+        local = ("--checkpoint-storage", "local", "--checkpoint-dir")
+        jobs = [nodes("2", *local, tmp_path / name, script) for name in "ab"]
+        assert [job.wait(40) for job in jobs] == [0, 0]
+    for job, name in zip(jobs, "ab", strict=True):
+        assert job.out.endswith(f":6 {tmp_path / name / 'step_6.pt'}\n")

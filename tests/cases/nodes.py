@@ -1,0 +1,21 @@
+"""Several nodes of one job, played by agents on this machine."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from support.jobs import Job, Launcher
+
+
+class Nodes:
+    """Agents of one job, one rank each."""
+
+    def __init__(self, ftlaunch: Launcher, endpoint: str) -> None:
+        self._ftlaunch = ftlaunch
+        meeting = ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", uuid.uuid4().hex[:8])
+        conf = ("--rdzv-conf", "node_timeout=3,last_call_timeout=1")
+        self._options = ("--allow-multiple-agents-per-node", *meeting, *conf)
+
+    def __call__(self, nnodes: str, *rest: str | Path) -> Job:
+        return self._ftlaunch(*self._options, "--nnodes", nnodes, *rest)
