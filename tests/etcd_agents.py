@@ -21,6 +21,9 @@ from typing import Any, TypeVar
 
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings, Job, describe_node, settings_from
+from ftlaunch.rendezvous.hub import HubRendezvous, HubSettings
+from ftlaunch.rendezvous.hub import settings_from as hub_settings_from
+from ftlaunch.rendezvous.hub.settings import Meeting
 from ftlaunch.rendezvous.interface import (
     Closed,
     JoinFailed,
@@ -42,10 +45,15 @@ Heard = dict[str, Any]
 class Agent:
     """One agent of a job, in this process."""
 
-    def __init__(self, name: str, settings: EtcdSettings, /, **node: Any) -> None:
+    def __init__(self, name: str, settings: EtcdSettings | HubSettings, /, **node: Any) -> None:
         described = replace(describe_node({"nproc": "2"}), node_id=name, host=f"host-{name}", machine=f"machine-{name}")
         self.name = name
-        self.rendezvous = EtcdRendezvous(settings, replace(described, **node))
+        described = replace(described, **node)
+        self.rendezvous: EtcdRendezvous | HubRendezvous
+        if isinstance(settings, HubSettings):
+            self.rendezvous = HubRendezvous(settings, described)
+        else:
+            self.rendezvous = EtcdRendezvous(settings, described)
         self.started = False
         self.heard: list[RendezvousEvent] = []
         self._news = asyncio.Event()
@@ -98,7 +106,7 @@ def _generation_of(event: RendezvousEvent) -> int | None:
 
 
 @contextlib.asynccontextmanager
-async def agents(job: EtcdSettings, *names: str, **node: Any) -> AsyncIterator[list[Agent]]:
+async def agents(job: EtcdSettings | HubSettings, *names: str, **node: Any) -> AsyncIterator[list[Agent]]:
     """Agents to be started by the test; closed at the end."""
     made = [Agent(name, job, **node) for name in names]
     try:
@@ -157,6 +165,15 @@ class Program:
     def hear(self, what: str, within_s: float = _PATIENCE_S, **fields: Any) -> Heard:
         """Wait until the program told this, and return it."""
         return wait_until(lambda: self.find(what, **fields), within_s, f"{self.name}: {what} {fields}")
+
+    def hear_world(self, *names: str, after: int = -1) -> Heard:
+        """Wait for a world of just these nodes, in whatever order, later than a generation."""
+
+        def found() -> Heard | None:
+            worlds = [line for line in list(self.heard) if line["what"] == "WorldAgreed"]
+            return next((w for w in worlds if sorted(w["order"]) == sorted(names) and w["generation"] > after), None)
+
+        return wait_until(found, _PATIENCE_S, f"{self.name}: a world of {names}")
 
     def find(self, what: str, **fields: Any) -> Heard | None:
         """The first line of this kind, if there is one by now."""
@@ -221,11 +238,19 @@ class _Worker:
             await asyncio.sleep(0.02)
 
 
-async def _run(name: str, endpoint: str, nodes: str, conf: Mapping[str, str]) -> None:
+def _rendezvous(name: str, endpoint: str, nodes: str, conf: dict[str, str]) -> EtcdRendezvous | HubRendezvous:
     least, _, most = nodes.partition(":")
-    job = Job(conf.get("job", "job"), int(least), int(most or least))
-    settings = settings_from(endpoint, job, {key: value for key, value in conf.items() if key != "job"}, {})
-    rendezvous = EtcdRendezvous(settings, replace(describe_node({}), node_id=name, machine=f"machine-{name}"))
+    job, backend = Job(conf.pop("job", "job"), int(least), int(most or least)), conf.pop("backend", "etcd")
+    node = replace(describe_node({}), node_id=name, machine=f"machine-{name}")
+    if backend == "etcd":
+        return EtcdRendezvous(settings_from(endpoint, job, conf, {}), node)
+    host, _, port = endpoint.rpartition(":")
+    meeting = Meeting(backend, host, int(port), job.job_id, job.min_nodes, job.max_nodes)
+    return HubRendezvous(hub_settings_from(meeting, conf), node)
+
+
+async def _run(name: str, endpoint: str, nodes: str, conf: Mapping[str, str]) -> None:
+    rendezvous = _rendezvous(name, endpoint, nodes, dict(conf))
     worker, over = _Worker(), asyncio.Event()
 
     def hear(event: RendezvousEvent) -> None:

@@ -223,6 +223,9 @@ class EtcdRendezvous:
         for event in self._part.hear(view):
             if isinstance(event, WorldAgreed):
                 self._ring.follow(view.table.seats if view.table is not None else ())
+                record = self._part.record(self._site.address, self._site.peer_port)
+                if record is not None:
+                    self._membership.remember(record)
             elif isinstance(event, Closed):
                 self._leaving.closed(event.exit_code)
         if not self._part.standing.told_closed:

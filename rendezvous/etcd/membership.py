@@ -56,6 +56,10 @@ class Membership:
         self._wanted = record
         self._dirty.set()
 
+    def remember(self, record: NodeRecord) -> None:
+        """What the key shall say when it is written anew for another reason; not worth a write by itself."""
+        self._wanted = record
+
     def refresh(self) -> None:
         """Register again as before, with a new lease."""
         self._dirty.set()

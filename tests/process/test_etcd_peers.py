@@ -106,17 +106,18 @@ def test_neighbours_that_die_together_are_all_found_at_once(server: EtcdCluster)
     ) as everybody:
         for program in everybody:
             program.start()
-        order = everybody[0].hear("WorldAgreed", generation=0)["order"]
+        world = everybody[0].hear_world(*"abcd")
+        order, first = world["order"], world["generation"]
         # By now everybody has met its neighbours.
-        wait_until(lambda: all(len(program.ticks(0)) > 25 for program in everybody), 15.0)
+        wait_until(lambda: all(len(program.ticks(first)) > 25 for program in everybody), 15.0)
         by_name = {program.name: program for program in everybody}
         # Two in a row: the one that watches over the second is dead itself.
-        first = by_name[order[1]].send(signal.SIGKILL)
+        killed = by_name[order[1]].send(signal.SIGKILL)
         by_name[order[2]].send(signal.SIGKILL)
         for name in (order[0], order[3]):
-            agreed = by_name[name].hear("WorldAgreed", generation=1)
+            agreed = by_name[name].hear_world(order[0], order[3], after=first)
             assert agreed["order"] == [order[0], order[3]]
-            assert agreed["at"] - first < 15.0, "far less than the node timeout"
+            assert agreed["at"] - killed < 15.0, "far less than the node timeout"
 
 
 def alone(server: EtcdCluster) -> EtcdSettings:

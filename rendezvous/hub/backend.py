@@ -1,0 +1,308 @@
+"""The ``c10d`` and ``static`` rendezvous, as one node sees it; see the package for what they are.
+
+Runs on the agent's loop; connections are served by a thread of their own, which decides nothing about this node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from ftlaunch.rendezvous.common.clock import boottime
+from ftlaunch.rendezvous.common.decide import View
+from ftlaunch.rendezvous.common.iothread import IoThread
+from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
+from ftlaunch.rendezvous.common.part import Part, Wanted, first_offer, new_attempt
+from ftlaunch.rendezvous.common.peers import Doorbell
+from ftlaunch.rendezvous.common.records import (
+    ClosedRecord,
+    FailureRecord,
+    FinishRecord,
+    GrowthRecord,
+    RecordError,
+    TableRecord,
+    encode,
+)
+from ftlaunch.rendezvous.hub import settings as configuration
+from ftlaunch.rendezvous.hub.frames import Hello
+from ftlaunch.rendezvous.hub.link import Link
+from ftlaunch.rendezvous.hub.server import Hub, listen_at
+from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
+from ftlaunch.rendezvous.interface import Closed, Joining, OnEvent, Outcome, Publish, SettingsError, WorldAgreed
+
+log = logging.getLogger("ftlaunch.rendezvous")
+
+_CLOSE_S = 1.0
+_DRAIN_S = 5.0
+_LEAVE_S = 1.0
+_CLOCK_CHECK_S = 1.0
+_RETRY_S = 0.5
+
+
+class HubRendezvous:
+    """One node's part in the rendezvous of a job; implements :class:`~ftlaunch.rendezvous.interface.Rendezvous`.
+
+    ``publish`` makes, on the hosting node, what all nodes get from what all nodes offer.
+    """
+
+    def __init__(self, settings: HubSettings, node: NodeDescription, publish: Publish = first_offer) -> None:
+        self._settings = settings
+        self._node = node
+        self._publish = publish
+        self._wanted = Wanted(settings.job_id, settings.min_nodes, settings.max_nodes, settings.join_timeout_s)
+        self._part = Part(node, self._wanted, self._why)
+        self._doorbell = Doorbell(node.node_id)
+        self._io = IoThread()
+        self._view = View()
+        self._hub: Hub | None = None
+        self._running: list[Future[None]] = []
+        self._connecting: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Future[int] | None = None
+        self._own_result = 0
+        self._trouble = "no answer yet"
+        self._address = node.local_addr or ""
+        self._peer_port = 0
+        self._closing = False
+
+    # --- what the agent asks ------------------------------------------------------------------------------------------
+
+    def start(self, on_event: OnEvent) -> None:
+        """Raises :class:`SettingsError` for what can be found wrong without a connection."""
+        configuration.check(self._settings)
+        self._part.begin(on_event)
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._peer_port = self._doorbell.open()
+        except OSError as error:
+            raise SettingsError(f"cannot listen on any port: {error.strerror}") from None
+        self._io.start()
+        self._io.when_ended(lambda: self._post(self._on_crash, "the rendezvous thread has ended"))
+        self._link = Link(
+            self._settings,
+            lambda word, payload: self._post(self._on_frame, word, payload),
+            lambda reason: self._post(self._on_trouble, reason),
+        )
+        self._connecting = self._loop.create_task(self._connect())
+        self._connecting.add_done_callback(self._connected)
+        self._watch_clock()
+
+    def join(self, joining: Joining) -> None:
+        """One line to the hosting node."""
+        self._stop_waiting(self._own_result)
+        if not self._part.ask(joining):
+            return
+        self._say_record()
+        word = self._part.owed_word(self._view)
+        if word is not None:
+            self._say("failure", encode(word))
+        self._loop.call_soon(self._react)
+
+    def announce_failure(self, generation: int, reason: str) -> None:
+        """One line to the hosting node, one from there to every other."""
+        self._say("failure", encode(self._part.announce(generation, reason)))
+
+    async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
+        """As the interface says. Leaving the node that hosts the rendezvous takes it away from the others."""
+        closed = self._view.closed
+        if closed is not None:
+            return closed.exit_code if outcome is not Outcome.LEFT else exit_code
+        if outcome is Outcome.FINISHED:
+            self._say("finish", encode(FinishRecord(self._node.node_id, generation)))
+            return await self._wait_for_end(exit_code, timeout_s)
+        if outcome is Outcome.FAILED:
+            record = ClosedRecord(exit_code, reason, self._node.node_id, self._node.host, new_attempt())
+            self._say("closed", encode(record))
+            return await self._wait_for_end(exit_code, timeout_s)
+        self._closing = True
+        farewell = self._part.farewell(self._view, generation, reason)
+        if self._hub is not None:
+            log.warning("this node hosts the rendezvous at %s: the other nodes lose it", self._settings.target)
+        if farewell is not None:
+            self._say("failure", encode(farewell))
+        await self._bounded(self._link.leave(), min(timeout_s, _LEAVE_S))
+        return exit_code
+
+    async def close(self) -> None:
+        """Takes a second or two; on the hosting node up to seven, for others that have not left yet."""
+        self._closing = True
+        self._part.end()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
+        await self._bounded(self._link.leave(), _CLOSE_S)
+        for work in self._running[:1]:
+            work.cancel()
+        if self._hub is not None:
+            drain_s = _DRAIN_S if self._view.closed is not None else 0.0
+            await self._bounded(self._hub.close(drain_s), drain_s + _CLOSE_S)
+        for work in self._running:
+            work.cancel()
+        self._doorbell.close()
+        await self._io.stop(_CLOSE_S)
+
+    # --- connecting ---------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        settings, node = self._settings, self._node
+        hosts = settings.is_host
+        if hosts is None:
+            hosts = await self._io.run(_ask(lambda: is_own_address(settings.host)))
+        if not self._address and settings.is_host and await self._io.run(_ask(lambda: is_own_address(settings.host))):
+            self._address = settings.host
+        while not self._address:
+            try:
+                self._address = await self._io.run(_ask(lambda: address_towards([(settings.host, settings.port)])))
+            except SettingsError as error:
+                # A name that does not resolve yet may do so in a moment.
+                self._on_trouble(str(error))
+                await asyncio.sleep(_RETRY_S)
+        hello = Hello(
+            settings.job_id,
+            node.node_id,
+            node.host,
+            node.pid,
+            self._address,
+            self._peer_port,
+            node.machine,
+            self._wanted.settings_of(node),
+        )
+        if hosts:
+            self._host(hello)
+        # The host reaches itself even where its name or service leads elsewhere yet.
+        where = "localhost" if self._hub is not None else settings.host
+        self._running.insert(0, self._io.submit(self._link.run(hello, where)))
+        self._say_record()
+
+    def _host(self, hello: Hello) -> None:
+        try:
+            listening = listen_at(self._settings.port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and self._settings.is_host is None:
+                return  # another agent of this machine was first
+            self._part.fail(f"this node should host the rendezvous at port {self._settings.port}: {error.strerror}")
+            return
+        self._hub = Hub(self._settings, hello, self._publish)
+        self._running.append(self._io.submit(self._hub.serve(listening)))
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.error("connecting to the rendezvous ended unexpectedly", exc_info=task.exception())
+            self._on_crash(repr(task.exception()))
+
+    def _say_record(self, now: bool = True) -> None:
+        record = self._part.record(self._address, self._peer_port)
+        if record is None or not self._address:
+            return
+        say = self._link.say if now else self._link.remember
+        try:
+            self._io.submit(say("node", encode(record)))
+        except RecordError as error:
+            self._part.fail_soon(f"what this node offers cannot be sent: {error}")
+
+    def _say(self, word: str, payload: bytes) -> None:
+        self._io.submit(self._link.say(word, payload))
+
+    async def _bounded(self, work: Any, limit_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._io.run(work), limit_s)
+        except (asyncio.TimeoutError, RuntimeError):
+            log.debug("left to the process's end")
+
+    def _post(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            log.debug("the agent's loop is closed")
+
+    # --- what comes from the meeting point ----------------------------------------------------------------------------
+
+    def _on_frame(self, word: str, payload: bytes) -> None:
+        self._trouble = ""
+        view = self._view
+        try:
+            if word == "table":
+                table = TableRecord.decode(payload)
+                failures = {n: f for n, f in view.failures.items() if n >= table.generation - 1}
+                self._view = replace(view, table=table, failures=failures, growth=None)
+                # A failure or a finish of a generation that is over need not be told again.
+                for outdated in ("failure", "finish"):
+                    self._io.submit(self._link.remember(outdated, None))
+                self._io.submit(self._link.remember("table", payload))
+            elif word == "failure":
+                failure = FailureRecord.decode(payload)
+                self._view = replace(view, failures={**view.failures, failure.generation: failure})
+            elif word == "growth":
+                self._view = replace(view, growth=GrowthRecord.decode(payload))
+            elif word == "closed":
+                self._view = replace(view, closed=ClosedRecord.decode(payload))
+            elif word == "refused":
+                self._part.end_here(ClosedRecord.decode(payload).reason)
+        except RecordError as error:
+            log.warning("rendezvous: %r makes no sense: %s", word, str(error))
+        self._react()
+
+    def _react(self) -> None:
+        if self._closing:
+            return
+        for event in self._part.hear(self._view):
+            if isinstance(event, Closed):
+                self._stop_waiting(event.exit_code)
+            elif isinstance(event, WorldAgreed):
+                # After a new connection, what was asked for then must not be taken for a new wish.
+                self._say_record(now=False)
+
+    def _on_trouble(self, reason: str) -> None:
+        if not self._closing and reason != self._trouble:
+            log.warning("rendezvous: %s", reason)
+            self._trouble = reason
+
+    def _on_crash(self, reason: str) -> None:
+        if not self._closing:
+            self._part.crash(reason)
+
+    def _why(self) -> str:
+        return self._trouble
+
+    # --- ending and fencing -------------------------------------------------------------------------------------------
+
+    async def _wait_for_end(self, exit_code: int, timeout_s: float) -> int:
+        self._waiting, self._own_result = self._loop.create_future(), exit_code
+        try:
+            return await asyncio.wait_for(self._waiting, timeout_s)
+        except asyncio.TimeoutError:
+            log.warning("the rendezvous did not end within %g s; this node ends with its own result", timeout_s)
+            return exit_code
+        finally:
+            self._waiting = None
+
+    def _stop_waiting(self, exit_code: int) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(exit_code)
+
+    def _watch_clock(self) -> None:
+        """Fence in time. The loop's timers stand still while the machine is suspended, so none may be far away."""
+        left = self._link.valid_until - self._settings.margin_s - boottime()
+        if left <= 0 and self._link.valid_until > 0 and self._part.counts_on_us:
+            since = self._settings.node_timeout_s - self._settings.margin_s
+            reason = f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
+            if self._waiting is None:
+                self._part.fence(reason)
+            else:
+                # Our ranks have succeeded; who should tell us that the others' have too is gone.
+                log.warning("cannot wait for the other nodes: %s", reason)
+                self._stop_waiting(self._own_result)
+        pause_s = min(left, _CLOCK_CHECK_S) if left > 0 else _CLOCK_CHECK_S
+        self._alarm = self._loop.call_later(pause_s, self._watch_clock)
+
+
+async def _ask(question: Callable[[], Any]) -> Any:
+    """Something that may block, for the thread."""
+    return question()

@@ -1,0 +1,93 @@
+"""What agents and the meeting point say to each other: one line each, a word and a JSON object; never pickle.
+
+=========  ==================  ===========================================================
+word       who says it         what it carries
+=========  ==================  ===========================================================
+hello      agent, first        :class:`Hello`
+node       agent               its :class:`~ftlaunch.rendezvous.common.records.NodeRecord`
+failure    both                a generation ended; the first to say so wins
+finish     agent               all ranks of this node succeeded
+closed     both                the job is over; the first to say so wins
+table      both                a rank table; from an agent: the last one it knows
+growth     hub                 nodes wait to be taken in
+bye        agent               it leaves in good order
+ping       agent               a number; the hub answers ``pong`` with the same
+refused    hub                 this agent does not belong here; exit code and reason
+=========  ==================  ===========================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError
+
+LINE_LIMIT = MAX_BYTES + 65536
+_HELLO = {"job_id": str, "node_id": str, "host": str, "pid": int, "address": str, "peer_port": int, "machine": str}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who connects, and how it was started."""
+
+    job_id: str
+    node_id: str
+    host: str
+    pid: int
+    address: str
+    peer_port: int
+    machine: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For messages to people."""
+        return f"{self.host} (pid {self.pid})"
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps({"v": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Hello:
+        """Raises :class:`~ftlaunch.rendezvous.common.records.RecordError`."""
+        raw = load(value)
+        if any(type(raw.get(name)) is not kind for name, kind in _HELLO.items()):
+            raise RecordError("not a hello")
+        settings = raw.get("settings")
+        if not isinstance(settings, dict):
+            raise RecordError("not a hello")
+        values: dict[str, Any] = {name: raw[name] for name in _HELLO}
+        return cls(**values, settings={str(key): str(value) for key, value in settings.items()})
+
+
+def load(value: bytes) -> dict[str, Any]:
+    """An object of this version. Raises :class:`~ftlaunch.rendezvous.common.records.RecordError`."""
+    try:
+        raw = json.loads(value)
+    except ValueError:
+        raise RecordError("not JSON") from None
+    if not isinstance(raw, dict):
+        raise RecordError("not a JSON object")
+    if raw.get("v") != VERSION:
+        raise RecordError(f"written in version {raw.get('v')!r}, this ftlaunch speaks version {VERSION}")
+    return raw
+
+
+def frame(word: str, payload: bytes = b"{}") -> bytes:
+    """One line."""
+    return word.encode() + b" " + payload + b"\n"
+
+
+async def read_frame(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
+    """The next line, ``None`` at the end of the connection and for what is no line at all."""
+    try:
+        line = await reader.readuntil(b"\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+        return None
+    word, _, payload = line.rstrip(b"\n").partition(b" ")
+    return word.decode(errors="replace"), payload

@@ -1,0 +1,265 @@
+"""The job as the meeting point holds it in memory: who is here, what was agreed, what follows. No sockets.
+
+Decides as an etcd leader would, by :func:`~ftlaunch.rendezvous.common.decide.lead`, and says the outcome through
+``say``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Union
+
+from ftlaunch.rendezvous.common.decide import (
+    Agree,
+    DeclareEnded,
+    DeclareLost,
+    Finish,
+    Grow,
+    Limits,
+    Roster,
+    Timing,
+    View,
+    Wait,
+    is_available,
+    lead,
+)
+from ftlaunch.rendezvous.common.part import new_attempt
+from ftlaunch.rendezvous.common.records import (
+    ClosedRecord,
+    FailureKind,
+    FailureRecord,
+    FinishRecord,
+    GrowthRecord,
+    NodeRecord,
+    RecordError,
+    TableRecord,
+    encode,
+)
+from ftlaunch.rendezvous.common.table import Node, seat_of
+from ftlaunch.rendezvous.hub.frames import Hello
+from ftlaunch.rendezvous.hub.settings import HubSettings
+from ftlaunch.rendezvous.interface import Publish
+
+log = logging.getLogger("ftlaunch.rendezvous")
+
+_REMIND_S = 30.0
+Spoken = Union[TableRecord, FailureRecord, GrowthRecord, ClosedRecord]
+
+
+@dataclass
+class Guest:
+    """One agent. ``since`` orders the guests by their first arrival; ``here`` while its connection stands."""
+
+    hello: Hello
+    since: int
+    heard_at: float
+    here: bool = True
+    record: NodeRecord | None = None
+
+
+class JobState:
+    """``say`` brings a record to all agents, ``drop`` ends the connection of one. Times are the running loop's."""
+
+    def __init__(
+        self,
+        settings: HubSettings,
+        host: Hello,
+        publish: Publish,
+        say: Callable[[Spoken], None],
+        drop: Callable[[Guest], None],
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._publish = publish
+        self._say = say
+        self._drop = drop
+        self._finished: dict[str, int] = {}
+        self._timing = Timing(0.0, 0.0)
+        self._round: int | None = None
+        self._askers: frozenset[str] = frozenset()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._reminded_at = 0.0
+        self._arrivals = 0
+        self.guests: dict[str, Guest] = {}
+        self.view = View()
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self.guests.clear()
+
+    # --- what is learned ----------------------------------------------------------------------------------------------
+
+    def arrive(self, hello: Hello) -> Guest:
+        """An agent connected, for the first time or again."""
+        now = _now()
+        guest = self.guests.get(hello.node_id)
+        if guest is None:
+            self._arrivals += 1
+            guest = self.guests[hello.node_id] = Guest(hello, self._arrivals, now)
+        guest.hello, guest.heard_at, guest.here = hello, now, True
+        return guest
+
+    def depart(self, guest: Guest) -> None:
+        """An agent left, or is proven gone."""
+        if self.guests.get(guest.hello.node_id) is guest:
+            del self.guests[guest.hello.node_id]
+            self.consider()
+
+    def learn_node(self, guest: Guest, payload: bytes) -> None:
+        """What an agent asks for. Raises :class:`RecordError`, as all of these."""
+        guest.record = NodeRecord.decode(payload)
+        self.consider()
+
+    def learn_failure(self, guest: Guest, payload: bytes) -> None:
+        """A generation ended."""
+        self._fail(FailureRecord.decode(payload))
+        self.consider()
+
+    def learn_finish(self, guest: Guest, payload: bytes) -> None:
+        """All ranks of a node succeeded."""
+        self._finished[guest.hello.node_id] = FinishRecord.decode(payload).generation
+        self.consider()
+
+    def learn_closed(self, guest: Guest, payload: bytes) -> None:
+        """The job is over."""
+        self.tell(ClosedRecord.decode(payload))
+
+    def learn_table(self, guest: Guest, payload: bytes) -> None:
+        """What was agreed on at a meeting point that is no more: go on from there, and give its nodes time to come."""
+        table = TableRecord.decode(payload)
+        if self.view.table is None or table.generation > self.view.table.generation:
+            self.view = replace(self.view, table=table)
+            self._timing = replace(self._timing, patient_until=_now() + self._settings.node_timeout_s)
+            self.consider()
+
+    # --- deciding -----------------------------------------------------------------------------------------------------
+
+    def consider(self) -> None:
+        """Decide until nothing follows. May be called at any time."""
+        while self.view.closed is None:
+            now = _now()
+            self._expire(now)
+            roster = self._roster()
+            self._take_time(roster, now)
+            settings = self._settings
+            limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
+            decision = lead(self.view, roster, limits, self._timing, now)
+            if isinstance(decision.step, Wait):
+                self._wait(decision.step, decision.reason, now)
+                return
+            self._act(decision.step, decision.reason)
+
+    def _roster(self) -> Roster:
+        nodes = (Node(g.record, g.since) for g in self.guests.values() if g.record is not None)
+        return Roster({node.node_id: node for node in nodes}, self._finished)
+
+    def _expire(self, now: float) -> None:
+        for name, guest in list(self.guests.items()):
+            if now - guest.heard_at > self._settings.node_timeout_s:
+                del self.guests[name]
+                # Should it be heard of after all, it must come back through the door: nobody counts on it any more.
+                self._drop(guest)
+
+    def _take_time(self, roster: Roster, now: float) -> None:
+        view, upcoming = self.view, None
+        if view.table is None:
+            upcoming = 0
+        elif view.failure is not None:
+            upcoming = view.table.generation + 1
+        askers = frozenset(n.node_id for n in roster.nodes.values() if is_available(n, view.table))
+        if upcoming != self._round:
+            self._round, self._timing = upcoming, Timing(now, now, self._timing.patient_until)
+        elif askers - self._askers:
+            self._timing = replace(self._timing, asked_at=now)
+        self._askers = askers
+
+    def _wait(self, step: Wait, reason: str, now: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        ends = [guest.heard_at + self._settings.node_timeout_s for guest in self.guests.values()]
+        moments = [*ends, *([step.until] if step.until is not None else [])]
+        if step.incomplete:
+            moments.append(self._remind(reason, now))
+        if moments:
+            # A moment later, so that "not longer than" is over.
+            self._alarm = asyncio.get_running_loop().call_at(min(moments) + 0.001, self.consider)
+
+    def _remind(self, reason: str, now: float) -> float:
+        """Say what is missed, every while; when to do so next."""
+        due = max(self._timing.opened_at, self._reminded_at) + _REMIND_S
+        if now < due:
+            return due
+        self._reminded_at = now
+        log.warning("still waiting for nodes: %s", reason)
+        return now + _REMIND_S
+
+    def _act(self, step: Agree | DeclareLost | DeclareEnded | Finish | Grow, reason: str) -> None:
+        if isinstance(step, Agree):
+            self._agree(step)
+        elif isinstance(step, DeclareLost):
+            gone = ", ".join(step.node_ids)
+            self._fail(self._record_of(step, FailureKind.LOST, step.node_ids[0], f"no sign of life of {gone}", False))
+        elif isinstance(step, DeclareEnded):
+            record = step.node.record
+            self._fail(self._record_of(step, FailureKind.ASKED, record.node_id, reason, record.counted))
+        elif isinstance(step, Grow):
+            self.tell(GrowthRecord(step.generation, step.waiting, reason))
+        else:
+            self.tell(ClosedRecord(0, reason, self._host.node_id, self._host.host, new_attempt()))
+
+    def _record_of(
+        self, step: DeclareLost | DeclareEnded, kind: FailureKind, node_id: str, reason: str, counted: bool
+    ) -> FailureRecord:
+        return FailureRecord(step.generation, kind, node_id, "", reason, new_attempt(), counted)
+
+    def _agree(self, step: Agree) -> None:
+        first = step.nodes[0].record
+        table = TableRecord(
+            generation=step.generation,
+            attempt=new_attempt(),
+            seats=tuple(seat_of(node) for node in step.nodes),
+            master_address=first.address,
+            master_port=first.master_port,
+            restart_count=step.restart_count,
+            shared=self._publish([node.record.offers for node in step.nodes]),
+            settings=self._host.settings,
+            absent=step.absent,
+        )
+        self._finished.clear()
+        failures = {n: f for n, f in self.view.failures.items() if n >= table.generation - 1}
+        self.view = replace(self.view, growth=None, failures=failures)
+        try:
+            self.tell(table)
+        except RecordError as error:
+            self.tell(ClosedRecord(69, f"generation cannot be agreed: {error}", "", "", new_attempt()))
+
+    def _fail(self, failure: FailureRecord) -> None:
+        """The first one of each generation counts; those of generations that are over say nothing."""
+        table = self.view.table
+        if table is not None and failure.generation == table.generation and self.view.failure is None:
+            self.tell(failure)
+
+    def tell(self, record: Spoken) -> None:
+        """Take something into the view and say it to all. Raises :class:`RecordError` for what cannot be said."""
+        if self.view.closed is not None:
+            return
+        encode(record)
+        if isinstance(record, TableRecord):
+            self.view = replace(self.view, table=record)
+        elif isinstance(record, FailureRecord):
+            self.view = replace(self.view, failures={**self.view.failures, record.generation: record})
+        elif isinstance(record, GrowthRecord):
+            self.view = replace(self.view, growth=record)
+        else:
+            self.view = replace(self.view, closed=record)
+        self._say(record)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,225 @@
+"""The meeting point: the connections of all agents, in the agent that hosts it.
+
+It learns of a death at once, by the end of a connection and the refusal of a new one, and of silence after the node
+timeout. What a former meeting point had agreed on is brought back by the agents: each tells the last table it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import Callable
+
+from ftlaunch.rendezvous.common.part import new_attempt
+from ftlaunch.rendezvous.common.peers import Proof, probe
+from ftlaunch.rendezvous.common.records import (
+    ClosedRecord,
+    FailureRecord,
+    GrowthRecord,
+    RecordError,
+    TableRecord,
+    encode,
+)
+from ftlaunch.rendezvous.common.table import difference
+from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, frame, read_frame
+from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
+from ftlaunch.rendezvous.hub.settings import HubSettings
+from ftlaunch.rendezvous.interface import Publish
+
+log = logging.getLogger("ftlaunch.rendezvous")
+
+_HELLO_S = 5.0
+_WORDS: dict[type[Spoken], str] = {
+    TableRecord: "table",
+    FailureRecord: "failure",
+    GrowthRecord: "growth",
+    ClosedRecord: "closed",
+}
+
+
+def listen_at(port: int) -> socket.socket:
+    """A listening socket on all addresses of this machine. Raises :class:`OSError`."""
+    try:
+        listening = socket.create_server(("::", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    except ValueError:
+        listening = socket.create_server(("", port), backlog=1024)
+    listening.setblocking(False)
+    return listening
+
+
+class Hub:
+    """Everything runs on the loop that :meth:`serve` runs on."""
+
+    def __init__(self, settings: HubSettings, host: Hello, publish: Publish) -> None:
+        self._settings = settings
+        self._host = host
+        self._state = JobState(settings, host, publish, self._say, self._drop)
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._departed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handlers: dict[str, Callable[[Guest, bytes], None]] = {
+            "node": self._state.learn_node,
+            "failure": self._state.learn_failure,
+            "finish": self._state.learn_finish,
+            "closed": self._state.learn_closed,
+            "table": self._state.learn_table,
+            "ping": self._on_ping,
+        }
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Let agents in, until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                connection, _ = await loop.sock_accept(listening)
+                task = loop.create_task(self._converse(connection))
+                self._tasks.add(task)
+                task.add_done_callback(functools.partial(self._ended, connection))
+        finally:
+            listening.close()
+
+    async def close(self, drain_s: float) -> None:
+        """Give the others up to ``drain_s`` to hear the last word and leave, then end all connections."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_alone(), drain_s)
+        self._state.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+
+    async def _until_alone(self) -> None:
+        while set(self._writers) - {self._host.node_id}:
+            self._departed.clear()
+            await self._departed.wait()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    async def _converse(self, connection: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=LINE_LIMIT)
+        except OSError:
+            return
+        try:
+            guest = await self._admit(reader, writer)
+            if guest is not None:
+                await self._listen(guest, reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    def _ended(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # A task that was cancelled before it began has closed nothing.
+        connection.close()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the rendezvous lost a conversation", exc_info=task.exception())
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest | None:
+        try:
+            first = await asyncio.wait_for(read_frame(reader), _HELLO_S)
+            hello = Hello.decode(first[1]) if first is not None and first[0] == "hello" else None
+        except asyncio.TimeoutError:
+            return None
+        except RecordError as error:
+            _refuse(writer, f"the rendezvous at {self._settings.target} does not understand this agent: {error}")
+            return None
+        if hello is None:
+            return None
+        reason = self._objection(hello)
+        if reason is not None:
+            _refuse(writer, reason)
+            return None
+        guest = self._state.arrive(hello)
+        self._writers[hello.node_id] = writer
+        view = self._state.view
+        for record in (view.table, *view.failures.values(), view.growth, view.closed):
+            if record is not None:
+                writer.write(_line(record))
+        return guest
+
+    def _objection(self, hello: Hello) -> str | None:
+        """Why this agent does not belong here."""
+        settings = self._settings
+        if hello.job_id != settings.job_id:
+            return f"{settings.target} is the rendezvous of job {settings.job_id!r}, not of {hello.job_id!r}"
+        if not settings.allow_multiple_agents_per_node and hello.machine:
+            for other in (guest.hello for guest in self._state.guests.values()):
+                if other.machine == hello.machine and other.node_id != hello.node_id:
+                    return (
+                        f"two agents of job {hello.job_id} run on {hello.host}: pid {other.pid} ({other.node_id}) and "
+                        f"pid {hello.pid} ({hello.node_id}); start one per node, or give "
+                        "--allow-multiple-agents-per-node"
+                    )
+        unlike = difference(hello.settings, self._host.settings, hello.name, self._host.name)
+        if unlike is None:
+            return None
+        reason = f"the nodes of job {hello.job_id} were started differently: {unlike}"
+        if self._state.view.table is None:
+            self._state.tell(ClosedRecord(2, reason, hello.node_id, hello.host, new_attempt()))
+        return reason
+
+    async def _listen(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name, loop = guest.hello.node_id, asyncio.get_running_loop()
+        try:
+            while True:
+                got = await read_frame(reader)
+                if got is None or self._writers.get(name) is not writer:
+                    break
+                guest.heard_at = loop.time()
+                if got[0] == "bye":
+                    self._state.depart(guest)
+                    return
+                self._hear(guest, *got)
+        finally:
+            current = self._writers.get(name) is writer
+            if current:
+                del self._writers[name]
+                guest.here = False
+                self._departed.set()
+        if current:
+            await self._examine(guest)
+
+    def _hear(self, guest: Guest, word: str, payload: bytes) -> None:
+        try:
+            handler = self._handlers.get(word)
+            if handler is None:
+                raise RecordError("unknown")
+            handler(guest, payload)
+        except RecordError as error:
+            log.warning("rendezvous: %r of node %s makes no sense: %s", word, guest.hello.node_id, str(error))
+
+    async def _examine(self, guest: Guest) -> None:
+        """The connection has ended: by the end of the process, if its host refuses another one."""
+        hello = guest.hello
+        proof = await probe(hello.address, hello.peer_port, hello.node_id)
+        if proof is Proof.GONE and not guest.here:
+            log.info("the agent of %s is gone: its connection ended and its host refuses another", hello.node_id)
+            self._state.depart(guest)
+
+    def _on_ping(self, guest: Guest, payload: bytes) -> None:
+        writer = self._writers.get(guest.hello.node_id)
+        if writer is not None:
+            writer.write(frame("pong", payload))
+
+    def _drop(self, guest: Guest) -> None:
+        writer = self._writers.pop(guest.hello.node_id, None)
+        if writer is not None:
+            writer.transport.abort()
+
+    def _say(self, record: Spoken) -> None:
+        line = _line(record)
+        for writer in self._writers.values():
+            writer.write(line)
+
+
+def _refuse(writer: asyncio.StreamWriter, reason: str) -> None:
+    writer.write(frame("refused", encode(ClosedRecord(2, reason, "", "", ""))))
+
+
+def _line(record: Spoken) -> bytes:
+    return frame(_WORDS[type(record)], encode(record))
