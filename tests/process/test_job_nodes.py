@@ -150,3 +150,27 @@ if RANK >= 2:
     agents = [nodes(), nodes()]
     assert [agent.wait(40) for agent in agents] == [0, 0]
     assert all(agent.out.count("generation 1 ") == 2 for agent in agents)
+
+
+def test_sick_node_steps_aside_for_a_spare_and_says_why(nodes: Nodes, tmp_path: Path) -> None:
+    sick, go = tmp_path / "sick", tmp_path / "go"
+    nodes.write(f"""
+if GEN == 0:
+    while not os.path.exists({str(go)!r}): time.sleep(0.01)
+    if RANK == 0: os.kill(os.getpid(), 9)
+    signal.pause()
+""")
+    check = f"test ! -e {sick} || {{ echo the disk is broken; exit 1; }}"
+    log = tmp_path / "termination-log"
+    sick_one = nodes("--health-check", check, "--termination-log", str(log))
+    other = nodes()
+    for agent in (sick_one, other):
+        up(agent, 0)
+    spare = nodes()
+    wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
+    sick.touch()
+    go.touch()
+    assert sick_one.wait(40) == 75
+    assert (other.wait(40), spare.wait(40)) == (0, 0)
+    assert "the disk is broken" in sick_one.err and "the disk is broken" in log.read_text()
+    assert spare.out.count("generation 1 ") == 2
