@@ -59,6 +59,7 @@ class Agent:
         """When the phase was entered."""
         self._judge = judge
         self._rendezvous = rendezvous
+        self._met = False
         self._crew: Crew | None = None
         self._narrator = narrator
         self._inbox: deque[ev.Event] = deque()
@@ -92,6 +93,7 @@ class Agent:
             self._rendezvous.start(self.post)
         except SettingsError as error:
             raise UsageError(str(error)) from None
+        self._met = True
         self.post(ev.Started())
         try:
             return await self._exit
@@ -100,8 +102,9 @@ class Agent:
                 task.cancel()
 
     async def close(self) -> None:
-        """Release the rendezvous; bounded."""
-        await self._rendezvous.close()
+        """Release the rendezvous, if it could be started; bounded."""
+        if self._met:
+            await self._rendezvous.close()
 
     def preview(self, event: ev.Event) -> State:
         """The state that the event would lead to now. Nothing happens."""

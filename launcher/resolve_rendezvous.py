@@ -30,6 +30,12 @@ _NUMERIC = frozenset(
         "keep_alive_max_attempt",
         "read_timeout",
         "rank",
+        "node_timeout",
+        "fence_margin",
+        "connect_timeout",
+        "call_timeout",
+        "state_ttl",
+        "tombstone_ttl",
     }
 )
 _TEXTUAL = frozenset(
@@ -48,7 +54,9 @@ _TEXTUAL = frozenset(
         "etcd_prefix",
         "user",
         "username",
+        "user_file",
         "password_file",
+        "outage_policy",
     }
 )
 _ELSEWHERE = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")

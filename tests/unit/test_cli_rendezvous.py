@@ -9,6 +9,7 @@ import pytest
 from ftlaunch.launcher import cli, resolve
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
+from ftlaunch.rendezvous.etcd import conf as etcd_conf
 from support.machines import machine
 
 C10D = ["--rdzv-backend", "c10d"]
@@ -154,3 +155,9 @@ def test_kubeflow_on_one_node_says_nothing_about_it() -> None:
 def test_the_inherited_rank_variables_are_not_read() -> None:
     inherited = {"RANK": "5", "WORLD_SIZE": "9", "LOCAL_RANK": "5", "MASTER_ADDR": "far", "MASTER_PORT": "1"}
     assert rendezvous([], inherited) == rendezvous([])
+
+
+@pytest.mark.parametrize("key", sorted(etcd_conf.KNOWN))
+def test_every_setting_of_etcd_passes_without_a_note(key: str) -> None:
+    parsed = parse([*ETCD, "--rdzv-endpoint", "h", "--rdzv-id", "x", "--rdzv-conf", f"{key}=1", "--nnodes", "2"])
+    assert [note for note in parsed.notes if "unknown key" in note] == []
