@@ -25,6 +25,8 @@ class EarlySignals:
         """Start to collect."""
         for signum in self.wanted:
             signal.signal(signum, self._note)
+        # Whoever started us may have had them blocked: the mask is inherited through exec (sigprocmask(2)).
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*self.wanted, signal.SIGCHLD})
 
     def _note(self, signum: int, frame: object) -> None:
         self.received.append(signum)
@@ -43,6 +45,7 @@ def detach(loop: asyncio.AbstractEventLoop, signals: Iterable[int]) -> None:
 
 def attach(loop: asyncio.AbstractEventLoop, signals: Iterable[int], on_signal: Callable[[int], None]) -> None:
     """Deliver these signals to ``on_signal`` from the loop, except those ignored at start."""
-    for signum in signals:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            loop.add_signal_handler(signum, on_signal, signum)
+    wanted = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
+    for signum in wanted:
+        loop.add_signal_handler(signum, on_signal, signum)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)

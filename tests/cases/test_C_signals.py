@@ -93,3 +93,21 @@ while True: time.sleep(1)
     assert job.wait(20) == 143
     assert len(job.events("workers_started")) == 1
     assert not procfs.alive(job.pid) and not job.processes()
+
+
+def test_C2_a_launcher_that_was_started_with_signals_blocked_still_hears_them(tmp_path: Path) -> None:
+    """Some supervisors leave their own mask to what they start; the ranks do not get it either."""
+    show = "say('ready', open('/proc/self/status').read().split('SigBlk:')[1].split()[0])\nsignal.pause()"
+    blocking = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGCHLD])\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'ftlaunch.launcher', sys.argv[1]])\n"
+    )
+    argv = [sys.executable, "-c", blocking, str(write(tmp_path, show))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
+        try:
+            assert job.stdout is not None and job.stdout.readline().split() == ["[default0]:ready", "0" * 16]
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(20) == 143
+        finally:
+            job.kill()
