@@ -20,7 +20,7 @@ from ftlaunch.rendezvous.common.records import (
     HolderRecord,
     TableRecord,
 )
-from ftlaunch.rendezvous.common.table import Node, arrange, world_for
+from ftlaunch.rendezvous.common.table import Node, arrange, suspects, world_for
 from ftlaunch.rendezvous.interface import (
     Closed,
     LeaseLost,
@@ -208,7 +208,8 @@ def _gather(view: View, roster: Roster, limits: Limits, timing: Timing, now: flo
 def _publish(view: View, roster: Roster, available: list[Node], limits: Limits) -> Agree:
     table = view.table
     former = table.seats if table is not None else ()
-    nodes = arrange(former, available, limits.max_nodes)
+    passed_over = suspects(view.failures, table.generation + 1) if table is not None else frozenset[str]()
+    nodes = arrange(former, available, limits.max_nodes, passed_over)
     asked = max(node.record.asked or 0 for node in nodes)
     generation = max(asked, table.generation + 1 if table is not None else 0)
     ids = {node.node_id for node in available}

@@ -6,10 +6,11 @@ only nodes from beyond its new end move.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftlaunch.rendezvous.common.records import NodeRecord, Seat, TableRecord
+from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, NodeRecord, Seat, TableRecord
 from ftlaunch.rendezvous.interface import Member, World
 
 
@@ -27,12 +28,33 @@ class Node:
         return self.record.node_id
 
 
-def arrange(former: Sequence[Seat], nodes: Iterable[Node], limit: int) -> tuple[Node, ...]:
-    """Choose at most ``limit`` of the nodes and put them in group rank order; former members go first."""
+SUSPECT_WINDOW = 6
+"""So many generations back a failure is held against its host."""
+SUSPECT_TIMES = 3
+
+
+def suspects(failures: Mapping[int, FailureRecord], generation: int) -> frozenset[str]:
+    """Hosts whose ranks were the first cause of SUSPECT_TIMES of the SUSPECT_WINDOW generations before this one."""
+    recent = (failures.get(generation - back) for back in range(1, SUSPECT_WINDOW + 1))
+    blamed = Counter(one.host for one in recent if one is not None and one.kind is FailureKind.FAILED)
+    return frozenset(host for host, times in blamed.items() if times >= SUSPECT_TIMES)
+
+
+def arrange(
+    former: Sequence[Seat], nodes: Iterable[Node], limit: int, passed_over: Container[str] = ()
+) -> tuple[Node, ...]:
+    """Choose at most ``limit`` of the nodes and put them in group rank order; former members go first.
+
+    ``passed_over``: hosts that get a seat only when nobody else wants it.
+    """
     by_id = {node.node_id: node for node in nodes}
     rank_of = {seat.node_id: rank for rank, seat in enumerate(former)}
-    staying = sorted((by_id[i] for i in by_id if i in rank_of), key=lambda node: rank_of[node.node_id])[:limit]
-    newcomers = sorted((by_id[i] for i in by_id if i not in rank_of), key=_arrival)[: limit - len(staying)]
+    members = sorted((by_id[i] for i in by_id if i in rank_of), key=lambda node: rank_of[node.node_id])
+    others = sorted((by_id[i] for i in by_id if i not in rank_of), key=_arrival)
+    # Stable: within both halves members come before newcomers, in order.
+    wanted = sorted([*members, *others], key=lambda node: node.record.host in passed_over)[:limit]
+    staying = [node for node in members if node in wanted]
+    newcomers = [node for node in others if node in wanted]
     size = len(staying) + len(newcomers)
     places: dict[int, Node] = {rank_of[n.node_id]: n for n in staying if rank_of[n.node_id] < size}
     moving = [n for n in staying if rank_of[n.node_id] >= size]

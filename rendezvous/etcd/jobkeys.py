@@ -21,6 +21,7 @@ from ftlaunch.rendezvous.common.records import (
     TableRecord,
     encode,
 )
+from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.election import Mandate
 from ftlaunch.rendezvous.etcd.errors import LeaseExists, LeaseGone
@@ -62,10 +63,12 @@ class JobKeys:
     async def publish(self, table: TableRecord, mandate: Mandate) -> bool:
         """Write the table of the next generation and drop what is older; ``False`` when we do not lead any more."""
         key = self._keys.generation(table.generation)
+        # Who failed lately is remembered a while: a host that fails again and again is passed over.
+        oldest = max(0, table.generation - SUSPECT_WINDOW)
         then: tuple[Operation, ...] = (
             Put(key, encode(table), self._keys.job_lease),
             Delete(KeyRange(self._keys.generations.start, key)),
-            Delete(KeyRange(self._keys.failures.start, self._keys.failure(table.generation - 1))),
+            Delete(KeyRange(self._keys.failures.start, self._keys.failure(oldest))),
             Delete(self._keys.finishes),
             Delete(self._keys.growth),
         )

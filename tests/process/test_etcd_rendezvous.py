@@ -137,12 +137,31 @@ def test_surplus_agents_are_parked_in_every_round(job: EtcdSettings) -> None:
             order = await world_of(0, a, b)
             s.start()
             await s.hear(Parked, 0)
-            for generation in range(5):
+            for generation in range(4):
+                fails, other = (b, a) if generation % 2 == 0 else (a, b)
+                fails.fail(generation)
+                await other.hear(PeerFailed, generation)
+                other.join(generation + 1)
+                assert await world_of(generation + 1, a, b) == order
+                await s.hear(Parked, generation + 1)
+
+    asyncio.run(scenario())
+
+
+def test_host_that_fails_again_and_again_is_passed_over_for_a_spare(job: EtcdSettings) -> None:
+    async def scenario() -> None:
+        async with agents(job, "a", "b", "s") as (a, b, s):
+            a.start()
+            b.start()
+            await world_of(0, a, b)
+            s.start()
+            await s.hear(Parked, 0)
+            for generation in range(3):
                 b.fail(generation)
                 await a.hear(PeerFailed, generation)
                 a.join(generation + 1)
-                assert await world_of(generation + 1, a, b) == order
-                await s.hear(Parked, generation + 1)
+                await world_of(generation + 1, a, *((b,) if generation < 2 else (s,)))
+            await b.hear(Parked, 3)
 
     asyncio.run(scenario())
 

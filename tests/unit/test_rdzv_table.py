@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.rendezvous.common.records import NodeRecord, Seat, TableRecord
-from ftlaunch.rendezvous.common.table import Node, arrange, difference, seat_of, world_for
+from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, NodeRecord, Seat, TableRecord
+from ftlaunch.rendezvous.common.table import Node, arrange, difference, seat_of, suspects, world_for
 
 
 def node(name: str, since: int = 1, order: int | None = None, slots: int = 2) -> Node:
@@ -83,3 +83,35 @@ def test_differences_name_both_sides() -> None:
     text = difference({"nproc": "8", "script": "a.py"}, {"nproc": "4", "script": "a.py", "torch": "2"}, "n1", "n2")
     assert text == "nproc is 8 on n1 but 4 on n2; torch is not set on n1 but 2 on n2"
     assert difference({"nproc": "8"}, {"nproc": "8"}, "n1", "n2") is None
+
+
+def failed(generation: int, host: str, kind: FailureKind = FailureKind.FAILED) -> FailureRecord:
+    return FailureRecord(generation, kind, host, host, "died", "x")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("aaa", "a"),
+        ("aa", ""),
+        ("abab", ""),
+        ("ababa", "a"),
+        ("aaabbb", "ab"),
+        ("aaabbbccc", "bc"),
+    ],
+)
+def test_host_that_was_the_first_cause_again_and_again_is_a_suspect(hosts: str, expected: str) -> None:
+    failures = {generation: failed(generation, host) for generation, host in enumerate(hosts)}
+    assert suspects(failures, len(hosts)) == frozenset(expected)
+
+
+def test_node_that_was_lost_is_no_suspect() -> None:
+    failures = {generation: failed(generation, "a", FailureKind.LOST) for generation in range(5)}
+    assert suspects(failures, 5) == frozenset()
+
+
+def test_suspect_is_passed_over_only_when_somebody_else_is_there() -> None:
+    three = [node("a"), node("b"), node("c", since=9)]
+    assert [n.node_id for n in arrange(seats("ab"), three, 2, {"host-a"})] == ["c", "b"]
+    assert [n.node_id for n in arrange(seats("ab"), three[:2], 2, {"host-a"})] == ["a", "b"]
+    assert [n.node_id for n in arrange(seats("ab"), three, 3, {"host-a"})] == ["a", "b", "c"]
