@@ -31,8 +31,15 @@ def look(root: Path, validator: Validator) -> View:
     return scan(str(root), Request("custom", Pattern.parse(r"step_(?P<step>\d+)"), validator))
 
 
-def run_child(config: CheckpointConfig, prefix: tuple[str, ...] = ()) -> View:
-    done = subprocess.run([*prefix, *command(sys.executable, config)], capture_output=True, timeout=30, cwd="/")
+def run_child(config: CheckpointConfig, user: Unprivileged | None = None) -> View:
+    argv = command(user.python if user else sys.executable, config)
+    done = subprocess.run(
+        user.command(*argv) if user else argv,
+        env={**os.environ, **(user.environment if user else {})},
+        capture_output=True,
+        timeout=30,
+        cwd="/",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == b""
     return read_view(config.directory or "", done.stdout)
@@ -116,7 +123,7 @@ def test_unreadable_ones_are_named(tmp_path: Path, unprivileged: Unprivileged) -
     for path, mode in ((root / "step_2", 0), (root / "step_1", 0o755), (root, 0o755)):
         path.chmod(mode)
     try:
-        view = run_child(CheckpointConfig(str(root)), unprivileged.prefix)
+        view = run_child(CheckpointConfig(str(root)), unprivileged)
     finally:
         (root / "step_2").chmod(0o755)
     assert [found.step for found in view.complete] == [1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -94,7 +93,7 @@ def test_waiting_for_output_ends_with_the_job(stand_in: Launcher) -> None:
 
 def test_unprivileged_user_is_not_root_and_owns_its_directory(unprivileged: Unprivileged) -> None:
     code = "import os, sys; open(sys.argv[1], 'w').close(); print(os.getuid(), os.getgroups() == [0])"
-    argv = unprivileged.command(sys.executable, "-c", code, str(unprivileged.home / "file"))
+    argv = unprivileged.command(unprivileged.python, "-c", code, str(unprivileged.home / "file"))
     said = subprocess.run(argv, stdout=subprocess.PIPE, check=True, cwd="/", text=True).stdout.split()
     assert int(said[0]) == unprivileged.uid != 0
     assert said[1] == "False"
