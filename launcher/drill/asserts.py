@@ -76,6 +76,8 @@ class Finding:
     blamed: int | None = None
     """The rank that the incident names as its first cause."""
     reason: str = ""
+    warm: str = ""
+    """How many ranks of the next generation came from standbys, where some or all did not."""
     problems: tuple[str, ...] = ()
     settled: bool = False
     """Nothing that is still to come can change this finding."""
@@ -133,7 +135,7 @@ def detect_budget(fault: Fault, injection: Injection, margin_s: float) -> float 
 
 
 def recover_budget(fault: Fault, budgets: Budgets) -> float:
-    """Within how many seconds after the fault training is to go on, detection included where that has no limit."""
+    """Within how many seconds after the detection training is to go on."""
     if fault.recover_s is not None:
         return fault.recover_s
     if fault.kind in RANK_KINDS:
@@ -183,6 +185,7 @@ def _judge_failure(fault: Fault, injection: Injection, lives: Sequence[Life], bu
         generation=injection.generation if failure is None else failure["generation"],
         blamed=_blamed(failure, lives),
         reason="" if failure is None else str(failure.get("reason")),
+        warm=_warm(failure, lives),
         settled=resumed is not None or _over(lives),
         phases_s=_phases(injection, failure, lives),
     )
@@ -200,7 +203,8 @@ def _with_problems(finding: Finding, lives: Sequence[Life]) -> Finding:
     if recovery_s is None:
         problems.append("not recovered" if detected_s is not None or _is_lonely(fault, lives) else "")
     elif finding.recover_budget_s is not None and recovery_s > finding.recover_budget_s:
-        problems.append(f"recovered only after {recovery_s:.2f} s, allowed are {finding.recover_budget_s:.2f} s")
+        late = f"recovered only after {recovery_s:.2f} s, allowed are {finding.recover_budget_s:.2f} s"
+        problems.append(f"{late} ({finding.warm})" if finding.warm else late)
     if fault.kind in _BLAMED and detected_s is not None and finding.blamed != fault.rank:
         blamed = "no rank" if finding.blamed is None else f"rank {finding.blamed}"
         problems.append(f"{blamed} was blamed for it instead of rank {fault.rank}")
@@ -208,11 +212,10 @@ def _with_problems(finding: Finding, lives: Sequence[Life]) -> Finding:
 
 
 def recovery_time(finding: Finding) -> float | None:
-    """What the recovery budget is for: from the deed, or from the detection where that comes by a silence or later."""
+    """From the detection to the first step after it; from the deed, where nobody was left to detect it."""
     if finding.recovered_s is None:
         return None
-    slow = finding.fault.kind in (Kind.STOP, Kind.SPIN, Kind.DISK_FULL, Kind.OOM)
-    return finding.recovered_s - (finding.detected_s or 0.0) if slow else finding.recovered_s
+    return finding.recovered_s - (finding.detected_s or 0.0)
 
 
 def _first_failure(injection: Injection, lives: Sequence[Life]) -> Event | None:
@@ -254,6 +257,20 @@ def _blamed(failure: Event | None, lives: Sequence[Life]) -> int | None:
             if event["event"] == "cause_corrected" and event["generation"] == failure["generation"]:
                 rank = event.get("rank")
     return rank if isinstance(rank, int) else None
+
+
+def _warm(failure: Event | None, lives: Sequence[Life]) -> str:
+    """What a slow recovery is mostly explained by."""
+    for life in lives:
+        for event in life.events:
+            if (
+                failure is not None
+                and event["event"] == "workers_started"
+                and _generation(event) > _generation(failure)
+            ):
+                warm, ranks = event.get("warm", 0), len(event.get("pids", ()))
+                return f"{warm} of {ranks} ranks came from a standby" if warm < ranks else ""
+    return ""
 
 
 _MOMENTS = ("workers_stopped", "gpu_reclaimed", "rendezvous_completed", "workers_started", "training_resumed")

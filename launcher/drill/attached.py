@@ -16,7 +16,7 @@ from ftlaunch.launcher.drill.result import Report
 from ftlaunch.launcher.drill.table import describe
 from ftlaunch.launcher.drill.tail import Tail, Waiter
 from ftlaunch.launcher.records import EVENTS_FILE
-from ftlaunch.launcher.rundir import is_running
+from ftlaunch.launcher.rundir import is_running, read_run_file
 
 _GIVE_UP_S = 10.0
 _UNDETECTED_S = 60.0
@@ -93,8 +93,13 @@ class Attached:
 
     def _follow_end(self, waiter: Waiter, marker: str) -> Report:
         """With the agent everything of the run on this node has to go."""
-        while is_running(self._run):
-            waiter.wait(_WAKE_S)
+        agent = _open_agent(self._run)
+        try:
+            while is_running(self._run):
+                waiter.wait(_WAKE_S, agent)
+        finally:
+            for pidfd in agent:
+                os.close(pidfd)
         self._tail.read()
         struck = self._injections()
         if not struck:
@@ -119,6 +124,14 @@ class Attached:
             wall_s=clock.monotonic() - self._began_at,
             runs=(str(self._run),) if self._fault.kind in _ENDING else (),
         )
+
+
+def _open_agent(run: Path) -> list[int]:
+    """A descriptor that is readable once the run's agent has ended; none when it has."""
+    try:
+        return [os.pidfd_open(int((read_run_file(run) or {}).get("pid", -1)))]
+    except (OSError, ValueError):
+        return []
 
 
 def _size(path: Path) -> int:

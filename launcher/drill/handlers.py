@@ -261,12 +261,11 @@ class DrillDesk:
     def _note(self, fault_id: str, kind: str, local_rank: int, step: int | None, at: float) -> None:
         """The event that everything is measured from. ``at``: CLOCK_MONOTONIC seconds, just before the deed."""
         watch = self._office.ear.watch
-        rank = watch.tracks.first_rank + local_rank
         self._office.ear.tell(
             "fault_due" if kind == "mark" else "fault_injected",
-            reason=f"drill: {kind} at step {step}",
+            reason=f"drill: {kind}" + (f" at step {step}" if step is not None else ""),
             generation=watch.tracks.generation,
-            rank=rank,
+            rank=watch.tracks.first_rank + local_rank,
             fault=fault_id,
             kind=kind,
             step=step,

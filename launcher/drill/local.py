@@ -16,7 +16,7 @@ from ftlaunch.launcher.drill.asserts import Finding, Injection, Life, injection_
 from ftlaunch.launcher.drill.board import VARIABLE, Board, OwnGroup, open_board
 from ftlaunch.launcher.drill.machinery import MARK, Agent, Etcd, Link
 from ftlaunch.launcher.drill.plan import RANK_KINDS, Fault, Kind, Plan, PlanError
-from ftlaunch.launcher.drill.result import Report, Setup
+from ftlaunch.launcher.drill.result import OUT, Report, Setup
 from ftlaunch.launcher.drill.steps import account
 from ftlaunch.launcher.drill.table import describe
 from ftlaunch.launcher.drill.tail import Waiter
@@ -98,7 +98,8 @@ class LocalDrill:
             argv += ["--nnodes", str(self._setup.nodes), "--rdzv-backend", "etcd", "--rdzv-id", f"drill-{self._job}"]
             argv += ["--rdzv-endpoint", f"127.0.0.1:{self._etcd_port(node)}", "--local-addr", "127.0.0.1"]
             argv += ["--allow-multiple-agents-per-node"]
-        agent = Agent([*argv, *self._setup.arguments], environment, folder, node)
+        argv += [argument.replace(OUT, str(self._setup.out)) for argument in self._setup.arguments]
+        agent = Agent(argv, environment, folder, node)
         self._agents.append(agent)
         self._waiter.watch(folder)
 
@@ -206,10 +207,17 @@ class LocalDrill:
                 return True
             now = clock.monotonic()
             if now >= until or not self._goes_on():
+                self._require_start()
                 return condition()
             later = [at for at, _ in self._heal] + list(self._back_at.values()) + [until]
             alive = [agent.pidfd for agent in self._agents if agent.alive]
             self._waiter.wait(max(0.0, min(min(later) - now, 0.2 if self._heal else 1.0)), alive)
+
+    def _require_start(self) -> None:
+        """Raise what an agent says about its options, when that is all it did."""
+        for agent in self._agents:
+            if not agent.alive and agent.process.returncode == ExitCode.USAGE and not agent.tail.events:
+                raise PlanError(agent.last_line().removeprefix("error: "))
 
     def _tend(self) -> None:
         """What is due: a stopped process goes on, a lost node comes back."""
@@ -265,8 +273,6 @@ class LocalDrill:
 
     def _check_code(self, agent: Agent, stopped: bool) -> None:
         code = agent.process.returncode
-        if code == ExitCode.USAGE and not agent.tail.events:
-            raise PlanError(agent.last_line().removeprefix("ftlaunch: ").removeprefix("error: "))
         if code not in ((0, ExitCode.TERMINATED) if stopped else (0,)) and not self._problems:
             self._problems.append(f"node {agent.node} ended with code {code}: {agent.last_line()}")
 
@@ -284,7 +290,7 @@ class LocalDrill:
         return Report(
             plan=self._plan,
             findings=tuple(self._judge(fault) for fault in self._plan.faults),
-            steps=account(self._board.read_ledger() if self._board is not None else {}),
+            steps=account(self._board.read_ledger() if self._board is not None else {}, not any(codes)),
             exit_codes=codes,
             left_over=left,
             problems=tuple(self._problems),

@@ -98,7 +98,9 @@ class Fault:
             return f"at step {self.at_step}"
         if self.after_steps is not None:
             return f"after {self.after_steps} steps"
-        return f"after {self.after_s:g} s" if self.after_s else "at the next step"
+        if self.every_s is not None:
+            return f"every {self.every_s:g} s"
+        return f"after {self.after_s:g} s" if self.after_s else "at once"
 
 
 @dataclass(frozen=True)

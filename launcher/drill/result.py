@@ -9,6 +9,9 @@ from ftlaunch.launcher.drill.asserts import Budgets, Finding
 from ftlaunch.launcher.drill.plan import Plan
 from ftlaunch.launcher.drill.steps import StepAccount
 
+OUT = "{out}"
+"""In ftlaunch's options and the script's arguments this stands for the directory of the drill."""
+
 
 @dataclass(frozen=True)
 class Setup:

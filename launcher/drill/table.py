@@ -9,7 +9,7 @@ from ftlaunch.launcher.drill.asserts import Finding, recovery_time
 from ftlaunch.launcher.drill.plan import Kind, to_json
 from ftlaunch.launcher.drill.result import Report
 
-HEADER = ("FAULT", "WHERE", "STEP", "DETECTED AFTER", "ALLOWED", "RECOVERED AFTER", "ALLOWED", "RESULT")
+HEADER = ("FAULT", "WHERE", "STEP", "DETECTED AFTER", "ALLOWED", "RECOVERY TOOK", "ALLOWED", "RESULT")
 _PASSED, _FAILED = "ok", "FAILED"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ftlaunch.launcher import argv, cli
 from ftlaunch.launcher.drill.asserts import MARGIN_S, Budgets
 from ftlaunch.launcher.drill.plan import RANDOM_KINDS, Place, Plan, PlanError, join, make_random, settle
 from ftlaunch.launcher.drill.plan_file import kind_from, load, parse_text, range_from
@@ -22,7 +23,33 @@ _STEPS = "20..60"
 _SEEDS = 1_000_000
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class DrillCommand(click.Command):
+    """Takes its own options out from among those of ftlaunch, up to the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {name: not getattr(each, "is_flag", False) for each in self.params for name in each.opts}
+        takes_value.update(dict.fromkeys(ctx.help_option_names, False))
+        own: list[str] = []
+        theirs: list[str] = []
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in ("-", "--"):
+            name, equals, _ = args[position].partition("=")
+            mine = name in takes_value
+            used = 1 + (takes_value[name] and not equals if mine else _takes_next(args[position], ctx))
+            (own if mine else theirs).extend(args[position : position + used])
+            position += used
+        return super().parse_args(ctx, [*own, "--", *theirs, *args[position:]])
+
+
+def _takes_next(argument: str, context: click.Context) -> bool:
+    """Whether ftlaunch takes what follows for the value of this option."""
+    try:
+        return argv.scan([argument, "next"]).script is None
+    except FtlaunchError as problem:
+        raise click.UsageError(str(problem), context) from None
+
+
+@click.command(cls=DrillCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--nproc-per-node", "--nproc_per_node", metavar="N", help="Ranks on each node; passed on to ftlaunch.")
 @click.option(
     "--nodes", type=click.IntRange(1, 64), default=1, help="Agents on this machine, with an etcd.  [default: 1]"
@@ -44,9 +71,10 @@ _SEEDS = 1_000_000
 def command(context: click.Context, /, **given: Any) -> None:
     """Start a job on this machine, make the planned faults happen, and see how each is taken.
 
-    These options come first, then those of ftlaunch, then the script. Ends with 0 if every fault was detected and
-    recovered from within its budget, no step was lost or made twice in one life, and nothing is left over; with 1
-    if not, with 2 for a plan or options that make no sense.
+    Options of ftlaunch may be given as well. Ends with 0 if every fault was detected and recovered from within its
+    budget, no step was lost or made twice in one life, and nothing is left over; with 1 if not, with 2 for a plan or
+    options that make no sense. {out} in the arguments is replaced by the directory of the drill, new and empty: a place
+    for checkpoints.
     """
     try:
         context.exit(_run(given))
@@ -116,16 +144,8 @@ def _budgets(plan: Plan, given: dict[str, Any]) -> Budgets:
 
 def _nproc(arguments: tuple[str, ...], nodes: int) -> int:
     """How many ranks a node will have; ftlaunch's own word on the arguments, before anything is started."""
-    from ftlaunch.launcher import argv, cli
-
-    own = ("faults", "fault", "random", "seed", "nodes", "out", "kinds", "margin", "recover", "timeout")
-    try:
-        several = ["--nnodes", str(nodes), "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:2379"]
-        _, config = cli.work_out(argv.scan([*(several if nodes > 1 else []), *arguments]), os.environ)
-    except FtlaunchError as problem:
-        if any(f"'--{name}'" in str(problem) or f"'--{name}=" in str(problem) for name in own):
-            raise PlanError(f"{problem}; options of the drill come before those of ftlaunch") from None
-        raise
+    several = ["--nnodes", str(nodes), "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:2379"]
+    _, config = cli.work_out(argv.scan([*(several if nodes > 1 else []), *arguments]), os.environ)
     return config.workers.nproc
 
 
