@@ -33,11 +33,6 @@ def make_rendezvous(config: Config, publish: Publish) -> Rendezvous:
     """
     try:
         return _MAKERS[config.rendezvous.backend](config, publish)
-    except KeyError:
-        raise UsageError(
-            f"rendezvous backend {config.rendezvous.backend} is not there yet: use --rdzv-backend etcd for several "
-            "nodes, or leave out --nnodes and the --rdzv options to run on one"
-        ) from None
     except RendezvousError as error:
         raise translated(error) from None
 
@@ -72,4 +67,26 @@ def _etcd(config: Config, publish: Publish) -> Rendezvous:
     return EtcdRendezvous(settings, node, publish)
 
 
-_MAKERS = {"local": _local, "etcd": _etcd}
+def _hub(config: Config, publish: Publish) -> Rendezvous:
+    from ftlaunch.rendezvous.common.node import describe_node
+    from ftlaunch.rendezvous.hub import HubRendezvous, settings_from
+    from ftlaunch.rendezvous.hub.settings import Meeting
+
+    meeting = config.rendezvous
+    host, _, port = meeting.endpoint.rpartition(":")
+    place = Meeting(
+        meeting.backend,
+        host.strip("[]"),
+        int(port),
+        meeting.job_id,
+        meeting.min_nodes,
+        meeting.max_nodes,
+        meeting.node_rank,
+    )
+    settings = settings_from(place, meeting.conf, meeting.allow_multiple_agents)
+    # A static master port is where the nodes meet; the ranks' store gets a fresh one in each generation.
+    node = describe_node(common_settings(config), meeting.node_rank, meeting.local_addr)
+    return HubRendezvous(settings, node, publish)
+
+
+_MAKERS = {"local": _local, "etcd": _etcd, "c10d": _hub, "static": _hub}
