@@ -13,7 +13,8 @@ class Nodes:
 
     def __init__(self, ftlaunch: Launcher, endpoint: str) -> None:
         self._ftlaunch = ftlaunch
-        meeting = ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", uuid.uuid4().hex[:8])
+        self.job_id = uuid.uuid4().hex[:8]
+        meeting = ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", self.job_id)
         conf = ("--rdzv-conf", "node_timeout=3,last_call_timeout=1")
         self._options = ("--allow-multiple-agents-per-node", *meeting, *conf)
 

@@ -73,6 +73,16 @@ def test_A3_the_next_start_ends_what_a_killed_agent_and_its_guardian_left(ftlaun
     assert not procfs.alive(escaped) and f"pid {escaped} (sleep)" in later.err, later.err
 
 
+def test_A3_a_start_leaves_jobs_that_run_alone(ftlaunch: Launcher, tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    running = ftlaunch(write(tmp_path, "say('ready', os.getpid())\nsys.exit(signal.sigwait([15]))"), env=state)
+    running.wait_for_output("ready ")
+    assert ftlaunch(write(tmp_path, "pass", "later.py"), env=state).wait() == 0
+    assert procfs.alive(int(running.out.split("ready ")[1].split()[0]))
+    running.signal(signal.SIGTERM)
+    assert running.wait(20) == 143
+
+
 def test_A5_a_signal_while_starting_is_not_lost(ftlaunch: Launcher, tmp_path: Path) -> None:
     """The handlers come before the imports: as PID 1 a process without them ignores SIGTERM."""
     job = ftlaunch(*TWO, write(tmp_path, "signal.pause()"))

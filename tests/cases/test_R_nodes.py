@@ -22,14 +22,14 @@ say("up", RANK, "of", WORLD, "in", GEN, "at", os.environ["MASTER_ADDR"])
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with etcd_server.etcd() as cluster:
-        yield cluster.endpoints
+def cluster() -> Iterator[etcd_server.EtcdCluster]:
+    with etcd_server.etcd() as started:
+        yield started
 
 
 @pytest.fixture
-def nodes(ftlaunch: Launcher, endpoint: str) -> Nodes:
-    return Nodes(ftlaunch, endpoint)
+def nodes(ftlaunch: Launcher, cluster: etcd_server.EtcdCluster) -> Nodes:
+    return Nodes(ftlaunch, cluster.endpoints)
 
 
 def wait_for(job: Job, text: str) -> None:
@@ -62,11 +62,14 @@ def test_R11_R7_a_late_node_is_taken_in_and_never_finds_the_job_closed(nodes: No
     assert "up 0 of 2 in 1 at 127.0.0.1" in first.out and "up 1 of 2 in 1 at 127.0.0.1" in second.out
 
 
-def test_R14_a_finished_node_may_vanish_while_it_waits_for_the_others(nodes: Nodes, tmp_path: Path) -> None:
+def test_R14_a_finished_node_may_vanish_while_it_waits_for_the_others(
+    nodes: Nodes, cluster: etcd_server.EtcdCluster, tmp_path: Path
+) -> None:
     """Its ranks were done: the code of the others is theirs."""
     script = write(tmp_path, UP + "if RANK == 2:\n    while not os.path.exists(sys.argv[1]): time.sleep(0.01)")
     jobs = [nodes("3", script, tmp_path / "go") for _ in range(3)]
-    wait_until(lambda: sum(bool(job.events("workers_stopped")) for job in jobs) == 2, 30, "two have finished")
+    finished = f"/ftlaunch/{nodes.job_id}/finish/"
+    wait_until(lambda: len(cluster.members[0].keys(finished)) == 2, 30, "two have finished, and said so")
     done = [job for job in jobs if job.events("workers_stopped")]
     (last,) = (job for job in jobs if job not in done)
     assert all(job.process.poll() is None for job in jobs), "they wait for the third"
