@@ -11,12 +11,15 @@ import os
 import random
 from pathlib import Path
 
+import pytest
+
 from support.jobs import Launcher
 
 SCRIPT = Path(__file__).parent.parent / "drills" / "train_exact.py"
 STEPS = int(os.environ.get("EXACT_STEPS", "400"))
 COUNT = int(os.environ.get("EXACT_FAULT_COUNT", "6"))
 EVERY = 25
+pytestmark = pytest.mark.timeout(120 + 30 * COUNT)
 KINDS = ("kill", "raise", "stop", "exit", "truncate", "spin", "empty", "pointer")
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +135,16 @@ class Launcher:
         cwd: Path | None = None,
         user: Unprivileged | None = None,
         stdin: int = subprocess.DEVNULL,
+        prefix: Sequence[str] = (),
     ) -> Job:
-        """Start ``ftlaunch args…`` in a session of its own. A value of ``None`` in ``env`` takes a variable away."""
+        """Start ``ftlaunch args…`` in a session of its own. A value of ``None`` in ``env`` takes a variable away.
+
+        ``prefix``: a command that executes the rest of its line, ``ip netns exec NAME`` for one.
+        """
         # Short, because the path of a Unix socket is.
         home = Path(tempfile.mkdtemp(prefix="ft-", dir=None if len(tempfile.gettempdir()) < 40 else "/tmp"))
         marker = f"{_MARKER}={uuid.uuid4().hex}"
-        argv = [user.python if user else sys.executable, "-m", self._module, *map(str, args)]
+        argv = [*prefix, user.python if user else sys.executable, "-m", self._module, *map(str, args)]
         environment = _environment(home, marker, {**(user.environment if user else {}), **(env or {})})
         work = cwd or _private(home, "work")
         if user is not None and user.uid != os.getuid():
