@@ -62,7 +62,6 @@ class Board:
         self._count = 0
         self._seen_ns = 0
         self._faults: list[dict[str, Any]] = []
-        self._ledger = -2
 
     def after_step(self, kind: int, number: int) -> None:
         """The rank has just made a step and said so. ``number``: as sent, negative for none."""
@@ -77,17 +76,17 @@ class Board:
                 self._take(fault, told)
 
     def _note(self, told: int | None) -> None:
-        if self._ledger == -2:
-            self._ledger = self._open_ledger()
-        if self._ledger >= 0:
-            line = f"{os.getpid()} {self._generation} {self._count} {'-' if told is None else told}\n"
-            os.write(self._ledger, line.encode())
-
-    def _open_ledger(self) -> int:
+        """Opened anew each time: a script may close every descriptor that it does not know."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
-            return os.open(os.path.join(self._steps_at, str(self._rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            ledger = os.open(os.path.join(self._steps_at, str(self._rank)), flags, 0o600)
         except OSError:
-            return -1
+            return
+        try:
+            line = f"{os.getpid()} {self._generation} {self._count} {'-' if told is None else told}\n"
+            os.write(ledger, line.encode())
+        finally:
+            os.close(ledger)
 
     def _look(self) -> None:
         try:

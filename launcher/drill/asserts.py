@@ -143,6 +143,23 @@ def recover_budget(fault: Fault, budgets: Budgets) -> float:
     return fault.hold_s + max(RESTART_S, budgets.recover_s or 0.0)
 
 
+def is_warm(events: Sequence[Event], ranks: int) -> bool:
+    """Whether all ranks of the running generation beat and could be replaced by standbys; also when there are none."""
+    ready: set[object] = set()
+    beating = False
+    for event in events:
+        name = event["event"]
+        if name == "standby_off":
+            return True
+        if name == "workers_started":
+            ready, beating = set(), False
+        elif name == "training_resumed":
+            beating = True
+        elif name == "standby_ready":
+            ready.add(event.get("local_rank"))
+    return beating and len(ready) >= ranks
+
+
 def _not_carried_out(fault: Fault, lives: Sequence[Life]) -> Finding:
     failed = next(
         (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ftlaunch.launcher import clock, kernel
 from ftlaunch.launcher.drill import injector, machinery
-from ftlaunch.launcher.drill.asserts import Finding, Injection, Life, injection_of, injections, judge
+from ftlaunch.launcher.drill.asserts import Finding, Injection, Life, injection_of, injections, is_warm, judge
 from ftlaunch.launcher.drill.board import VARIABLE, Board, OwnGroup, open_board
 from ftlaunch.launcher.drill.machinery import MARK, Agent, Etcd, Link
 from ftlaunch.launcher.drill.plan import RANK_KINDS, Fault, Kind, Plan, PlanError
@@ -83,7 +83,7 @@ class LocalDrill:
             self._helpers.append(self._etcd.child)
             self._etcd.wait_until_ready()
         first = self._plan.faults[0]
-        if self._goes_by_step(first):
+        if self._goes_by_step(first) and not self._setup.warm:
             # Before the ranks are there, so that no step is too early for it.
             self._put(first)
         for node in range(self._setup.nodes):
@@ -116,8 +116,10 @@ class LocalDrill:
     # -- one fault ----------------------------------------------------------------------------------------------
 
     def _go_through(self, fault: Fault) -> Finding:
+        if self._setup.warm:
+            self._wait(self._is_warm, self._deadline)
         if self._goes_by_step(fault):
-            if fault is not self._plan.faults[0]:
+            if fault is not self._plan.faults[0] or self._setup.warm:
                 self._put(fault)
         elif self._wait(self._is_training, self._deadline):
             due_at = clock.monotonic() + (fault.after_s or 0.0)
@@ -235,6 +237,9 @@ class LocalDrill:
 
     def _is_training(self) -> bool:
         return any(True for _ in self._events("training_resumed"))
+
+    def _is_warm(self) -> bool:
+        return all(is_warm(self._current(node).tail.events, self._setup.nproc) for node in range(self._setup.nodes))
 
     def _events(self, name: str) -> list[dict[str, object]]:
         return [dict(event) for agent in self._agents for event in agent.tail.events if event["event"] == name]

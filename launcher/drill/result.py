@@ -25,6 +25,8 @@ class Setup:
     timeout_s: float = 600.0
     stop_when_done: bool = False
     """End the job once the last fault is settled, instead of letting it go on to its end."""
+    warm: bool = False
+    """Let each fault come only when all standbys are ready."""
 
 
 @dataclass(frozen=True)

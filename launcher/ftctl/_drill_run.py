@@ -64,6 +64,7 @@ def _takes_next(argument: str, context: click.Context) -> bool:
 @shown.recover_option
 @shown.duration_option("--timeout", "For the drill as a whole.  [default: 10m]")
 @click.option("--stop-when-done", is_flag=True, help="End the job after the last fault, not at its own end.")
+@click.option("--warm", is_flag=True, help="Let each fault come only when all standbys are ready.")
 @click.option("--out", metavar="DIR", help="Keep all records there. Else they are kept only if the drill fails.")
 @shown.json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[FTLAUNCH OPTIONS] SCRIPT [ARGS]...")
@@ -104,6 +105,7 @@ def _run(given: dict[str, Any]) -> int:
         _budgets(plan, given),
         600.0 if given["timeout"] is None else given["timeout"],
         given["stop_when_done"],
+        given["warm"],
     )
     keep = not temporary
     try:
