@@ -66,6 +66,8 @@ class RendezvousConfig:
     master_port: int | None = None
     local_addr: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    grow: str = "immediately"
+    """When a waiting node is taken in: ``immediately``, ``at-checkpoint`` (the next that is heard of), ``never``."""
     allow_multiple_agents: bool = False
     """``--allow-multiple-agents-per-node``"""
 

@@ -48,7 +48,8 @@ def report(job: Job, end: do.Exit, state: State, narrator: Narrator) -> tuple[in
     )
     if run is not None:
         try:
-            run.failure_report.write_text(text + "\n", encoding="utf-8")
+            # An exception's text may hold lone surrogates, which no encoder takes.
+            run.failure_report.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             job.say.warning(f"cannot write {run.failure_report}: {error.strerror}")
     if job.config.error_file:

@@ -106,6 +106,13 @@ class FirstBeat:
 
 
 @dataclass(frozen=True)
+class CheckpointSaved:
+    """A rank here has saved a complete checkpoint: a restart now loses nothing."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
 class WorkersGone:
     """No process of the generation is left. ``own_exits``: codes of ranks that ended by themselves while stopping."""
 
@@ -184,6 +191,7 @@ AgentEvent = Union[
     WorkerFailing,
     WorkerStalled,
     FirstBeat,
+    CheckpointSaved,
     WorkersGone,
     WorkersUnkillable,
     Reclaimed,

@@ -239,6 +239,7 @@ class Hearing:
             self._learn_modules(message)
         elif message.kind is Kind.CHECKPOINT:
             self._note_checkpoint(message)
+            self._post(ev.CheckpointSaved(message.generation))
         return due
 
     def _last_words(self, message: Message) -> ev.Event:

@@ -197,6 +197,7 @@ class Job:
         agent = Agent(
             State(
                 slots=self.config.workers.nproc,
+                grow=self.config.rendezvous.grow,
                 preempt_signals=frozenset(self.config.stop.preempt_signals),
                 joins_late=resume is not None or bool(self.config.node.health_check),
             ),

@@ -105,6 +105,14 @@ OPTIONS: tuple[Option, ...] = (
               parse=values.one_line, default="none", metavar="ID"),
     _torchrun("rdzv-conf", RENDEZVOUS, "Settings of the backend.", "rendezvous.conf",
               parse=values.rendezvous_settings, default="", metavar="K=V,K=V"),
+    _own("node-timeout", RENDEZVOUS, "A node that is not heard of for so long is given up; it has stopped its ranks by "
+         "then. Unset: what --rdzv-conf says, else 10.", parse=positive_duration, metavar="DURATION"),
+    _own("rdzv-outage-policy", RENDEZVOUS, "What a node does that cannot reach etcd for so long: stop its ranks, or "
+         "continue until it hears that the others went on. Unset: what --rdzv-conf says, else stop.",
+         parse=choice("stop", "continue"), metavar="stop|continue"),
+    _own("grow", RENDEZVOUS, "When a waiting node is taken in.", "rendezvous.grow",
+         parse=choice("immediately", "at-checkpoint", "never"), default="immediately",
+         metavar="immediately|at-checkpoint|never"),
     _torchrun("master-addr", RENDEZVOUS, "Address of node 0, for static.", "rendezvous.master_addr",
               parse=values.address, default="127.0.0.1", metavar="HOST"),
     _torchrun("master-port", RENDEZVOUS, "Port of the ranks' store, for static. Unset: a free one on one node, "

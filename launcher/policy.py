@@ -153,7 +153,8 @@ def _cannot_start(case: Case) -> Verdict | None:
     if name in CANNOT_START or missing:
         return _stop(case, f"{_what(case)} before the first step: a restart cannot help")
     if case.record.kind == "spawn":
-        text = f"a worker could not be started ({case.record.message or 'no reason given'}): a restart cannot help"
+        why = f" ({case.record.message})" if case.record.message else ""
+        text = f"a worker could not be started{why}: a restart cannot help"
         return Verdict(False, text, case.code or int(ExitCode.USAGE))
     return None
 

@@ -108,8 +108,13 @@ def spawn(spec: SpawnSpec) -> WorkerProcess:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpawnError(f"cannot start {spec.argv[0]}: {reason}") from None
-    # The child is not reaped yet, so this pid cannot be anybody else's.
-    return WorkerProcess(popen, os.pidfd_open(popen.pid))
+    try:
+        # The child is not reaped yet, so this pid cannot be anybody else's.
+        return WorkerProcess(popen, os.pidfd_open(popen.pid))
+    except OSError as error:
+        popen.kill()
+        popen.wait()
+        raise SpawnError(f"cannot watch {spec.argv[0]}: {error.strerror}") from None
 
 
 def _peek_exit_code(pidfd: int) -> int:

@@ -127,6 +127,7 @@ def start_if_ready(state: State, now: float) -> Step:
         generation=world.generation,
         world=world,
         spent_before=spent,
+        growth="",
         workers=workers,
         failure=None,
         recovery=None,

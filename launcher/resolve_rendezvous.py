@@ -219,9 +219,20 @@ def _several(
         master_addr=master[0],
         master_port=master[1],
         local_addr=_local_address(settings, conf),
-        conf=conf,
+        conf={**conf, **_timing(settings)},
+        grow=settings["grow"],
         allow_multiple_agents=settings["allow-multiple-agents-per-node"],
     )
+
+
+def _timing(settings: Settings) -> dict[str, str]:
+    """Options that say the same as a key of ``--rdzv-conf``, and go before it."""
+    found = {}
+    if settings["node-timeout"] is not None:
+        found["node_timeout"] = f"{settings['node-timeout']:g}"
+    if settings["rdzv-outage-policy"] is not None:
+        found["outage_policy"] = settings["rdzv-outage-policy"]
+    return found
 
 
 def _local_address(settings: Settings, conf: Mapping[str, str]) -> str | None:

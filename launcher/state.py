@@ -96,6 +96,9 @@ class State:
     manner: Manner | None = None
     """How workers are being stopped, once they are."""
     signals: int = 0
+    grow: str = "immediately"
+    growth: str = ""
+    """Why the world is to grow at the next checkpoint; empty when nobody waits for that."""
     spent_before: int = 0
     """Restarts that the job had had when this agent joined it."""
     beaten: bool = False

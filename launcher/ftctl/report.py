@@ -92,7 +92,8 @@ def _write_page(job: Job, target: Path) -> None:
     from ftlaunch.launcher.history.html import NO_PICTURES, render_html
 
     pictures = _draw(job)
-    page = render_html(job, pictures)
+    # The text of an exception may hold lone surrogates, which no encoder takes.
+    page = render_html(job, pictures).encode(errors="backslashreplace").decode()
     if str(target) == "-":
         click.echo(page, nl=False)
         return

@@ -9,7 +9,7 @@ from ftlaunch.launcher.actions import Exit, Manner, Record, StopWorkers
 from ftlaunch.launcher.exit_codes import ExitCode, signal_name
 from ftlaunch.launcher.recover import fail
 from ftlaunch.launcher.state import Ending, Judge, Phase, State
-from ftlaunch.launcher.table import ALIVE, CLEARING, Decision, decided, end, ignore, on
+from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, decided, end, ignore, on
 from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome
 
@@ -29,11 +29,23 @@ def _waits_for_peers(state: State) -> bool:
 
 @on(rdzv.MembershipChanged, *ALIVE)
 def _membership_changed(state: State, event: rdzv.MembershipChanged, now: float, judge: Judge) -> Decision:
-    if not event.urgent:
+    # Somebody who asks for a new generation gets it; a node that only waits is taken in when the user wants it.
+    wanted = event.urgent and (event.waiting == 0 or state.grow == "immediately")
+    if not wanted:
         record = Record("nodes_waiting", event.generation, event.reason, fields={"waiting": event.waiting})
-        return Decision(state, (record,), "the waiting nodes are not needed now")
+        later = event.urgent and event.waiting > 0 and state.grow == "at-checkpoint"
+        return Decision(replace(state, growth=event.reason if later else ""), (record,), f"not now: {event.reason}")
     failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, event.reason)
     return decided(fail(state, failure, now, judge), event.reason)
+
+
+@on(ev.CheckpointSaved, *EVERYWHERE)
+def _checkpoint_saved(state: State, event: ev.CheckpointSaved, now: float, judge: Judge) -> Decision:
+    if state.phase not in ALIVE or not state.growth:
+        return ignore(state, "nobody waits for a checkpoint")
+    reason = f"a checkpoint is complete, and {state.growth}"
+    failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, reason)
+    return decided(fail(replace(state, growth=""), failure, now, judge), reason)
 
 
 @on(rdzv.LeaseLost, *ALIVE)

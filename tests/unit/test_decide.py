@@ -242,6 +242,22 @@ def test_job_that_cannot_be_agreed_on_ends_with_69() -> None:
     assert the(do.Leave, decision).exit_code == ExitCode.RENDEZVOUS
 
 
+@pytest.mark.parametrize("grow", ["immediately", "at-checkpoint", "never"])
+def test_waiting_node_is_taken_in_when_the_user_wants_it(grow: str) -> None:
+    waiting = rdzv.MembershipChanged(0, 1, "b waits", urgent=True)
+    decision = tell(replace(running(), grow=grow), waiting)
+    assert none(do.Join, decision) is (grow != "immediately")
+    if grow != "immediately":
+        decision = tell(decision.state, ev.CheckpointSaved(0))
+        assert none(do.Join, decision) is (grow == "never")
+
+
+def test_checkpoint_alone_changes_nothing_and_a_node_that_asks_is_heard_whatever_the_policy() -> None:
+    assert tell(running(), ev.CheckpointSaved(0)).actions == ()
+    asks = rdzv.MembershipChanged(0, 0, "b asks", urgent=True)
+    assert the(do.Join, tell(replace(running(), grow="never"), asks)).joining.generation == 1
+
+
 @pytest.mark.parametrize("event", [exited(0, -9), ev.WorkerStalled(0, 0, "silent", "x"), ev.WorkersGone(0)])
 def test_events_of_an_older_generation_are_dropped(event: ev.Event) -> None:
     state = running(1)
