@@ -166,7 +166,7 @@ class Job:
         control = await commands.serve(office, hearing.endpoint.directory)
         self._settle_in(crew, guard, control.path)
         await self.views.open(hearing.watch, crew.pool.ready if crew.pool is not None else None)
-        signals.attach(asyncio.get_running_loop(), self._signals(), lambda s: agent.post(ev.SignalReceived(s)))
+        signals.attach(asyncio.get_running_loop(), self._signals(), partial(_on_signal, agent, hearing))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, partial(_on_child, crew, guard, hearing))
         hearing.start(agent.post, crew)
         for signum in self.early.received:
@@ -341,6 +341,12 @@ def _share_nothing(offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _stopped(crew: Crew) -> Stopped:
     teardown = crew.teardown
     return Stopped(teardown.killed, teardown.asked) if teardown is not None else Stopped()
+
+
+def _on_signal(agent: Agent, hearing: Hearing, signum: int) -> None:
+    # Whether ranks poll should_save() decides how they are asked to end: what they said before it counts.
+    hearing.listen()
+    agent.post(ev.SignalReceived(signum))
 
 
 def _on_child(crew: Crew, guard: Guard, hearing: Hearing) -> None:

@@ -189,15 +189,16 @@ def test_the_batch_scripts_command_line_is_accepted(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_slurm_warns_ends_with_the_code_that_queues_again(tmp_path: Path) -> None:
-    """The real agent in the place of the task: ranks that poll see it, save, and leave with 0."""
+    """The real agent in the place of the task: ranks that poll see it, save, and leave with 0.
+
+    Also when they have just begun to poll, and the agent has not read of it yet.
+    """
     rank = tmp_path / "rank.py"
     rank.write_text(
         HEAD
         + """
 from ftlaunch import heartbeat as hb
-for _ in range(30):
-    hb.should_save()
-    time.sleep(0.01)
+hb.should_save()
 open(f"polls-{RANK}", "w").close()
 while not hb.should_save(): time.sleep(0.01)
 open(f"saved-{RANK}", "w").close()
