@@ -138,3 +138,10 @@ def test_the_batch_script_leaves_ranks_less_time_than_slurm_does() -> None:
     assert warned_s is not None and given_s is not None
     assert int(given_s[1]) + KUBELET_MARGIN_S < int(warned_s[1])
     assert re.search(r"^#SBATCH --ntasks-per-node=1$", SLURM, re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", ["kubernetes", "slurm"])
+def test_pages_name_files_that_are_there(folder: str) -> None:
+    page = EXAMPLES / folder / "README.md"
+    named = re.findall(r"`([a-z-]+(?:\.yaml|\.sbatch)|Dockerfile|certificates)`", page.read_text())
+    assert {path.name for path in page.parent.iterdir()} - {"README.md"} == set(named)
