@@ -12,7 +12,7 @@ from typing import Any
 PHASES = {
     "failure_detected": "the agent knows",
     "workers_stopped": "the old workers are gone",
-    "gpu_reclaimed": "GPU memory is back",
+    "gpu_reclaimed": "GPU memory is back, if any was used",
     "rendezvous_completed": "the next generation is agreed on",
     "workers_started": "its workers run",
     "training_resumed": "first new step",
