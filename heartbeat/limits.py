@@ -118,6 +118,8 @@ class Limits:
         self.version = 0
         self.start_s = 0.0
         """Longest silence directly before a first step."""
+        self.distrusted_at: int | None = None
+        """The script's own step near which what was learnt does not hold."""
         self.distrusted_until = 0
         """Steps of a generation within which what was learnt does not hold."""
         self.blind = False
@@ -163,14 +165,21 @@ class Limits:
         """The silence before a rank's first step of a generation, from the last sign of its start-up."""
         self.start_s = max(self.start_s, gap_s)
 
-    def distrust(self, steps: int) -> None:
-        """A learnt limit ended a generation after so many of its steps: give the next one time at that place."""
-        self.distrusted_until = steps + _PLACE_MARGIN
+    def distrust(self, steps: int, at: int | None = None) -> None:
+        """A learnt limit ended a generation after so many of its steps: give the next one time at that place.
+
+        ``at``: the script's own step, if it tells. It names the place in every generation, wherever that begins.
+        """
+        self.distrusted_at = at
+        self.distrusted_until = 0 if at is not None else steps + _PLACE_MARGIN
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def of(self, section: str, *, steps: int | None = None) -> Limit:
-        """The limit of a section for a rank that has made ``steps`` steps in this generation; ``None``: any number."""
+    def of(self, section: str, *, steps: int | None = None, at: int | None = None) -> Limit:
+        """The limit of a section for a rank that has made ``steps`` steps in this generation; ``None``: any number.
+
+        ``at``: the script's own step, if it tells.
+        """
         configured = self.settings.section_timeouts_s.get(section)
         if configured is not None:
             return Limit(_or_none(configured), Source.CONFIGURED)
@@ -178,7 +187,7 @@ class Limits:
         if steps == 0:
             # Before the first step a checkpoint is loaded, which may take as long as a start may.
             return Limit(max(ceiling, _or_none(self.settings.init_timeout_s)), Source.DEFAULT)
-        learnt = self._learnt(section) if steps is None or self._holds(steps) else None
+        learnt = self._learnt(section) if steps is None or self._holds(steps, at) else None
         if learnt is None or learnt >= ceiling:
             return Limit(ceiling, Source.DEFAULT)
         return Limit(learnt, Source.LEARNT)
@@ -188,10 +197,10 @@ class Limits:
         configured = self.settings.section_timeouts_s.get(section)
         return self._ceiling(section) if configured is None else _or_none(configured)
 
-    def most_lenient(self, *, steps: int | None = None) -> Limit:
+    def most_lenient(self, *, steps: int | None = None, at: int | None = None) -> Limit:
         """For a rank that is in some section, nobody knows which."""
         names = {STEP, CHECKPOINT, INIT, *self._seen, *self.settings.section_timeouts_s}
-        return max((self.of(name, steps=steps) for name in names), key=lambda limit: limit.seconds)
+        return max((self.of(name, steps=steps, at=at) for name in names), key=lambda limit: limit.seconds)
 
     def longest_s(self, section: str) -> float:
         """The longest silence ever seen to end by itself, first steps included."""
@@ -208,7 +217,9 @@ class Limits:
         gaps = seen.beats + seen.visits if seen is not None else 0
         return Row(name, self.of(name), self.longest_s(name), gaps)
 
-    def _holds(self, steps: int) -> bool:
+    def _holds(self, steps: int, at: int | None) -> bool:
+        if at is not None and self.distrusted_at is not None and abs(at - self.distrusted_at) <= _PLACE_MARGIN:
+            return False
         return steps > WARM_UP and steps > self.distrusted_until
 
     def _ceiling(self, section: str) -> float:

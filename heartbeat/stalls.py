@@ -190,10 +190,14 @@ def dues(track: Track, tracks: Tracks, limits: Limits) -> list[Due]:
     if track.voice_ended:
         return []
     if track.sections is None:
-        return [Due("", max(track.progress_at, fresh_at), limits.most_lenient(steps=steps))]
+        return [Due("", max(track.progress_at, fresh_at), limits.most_lenient(steps=steps, at=track.step))]
     if track.sections:
         return [
-            Due(open_.name, max(open_.entered_at, track.beat_at, fresh_at), limits.of(open_.name, steps=steps))
+            Due(
+                open_.name,
+                max(open_.entered_at, track.beat_at, fresh_at),
+                limits.of(open_.name, steps=steps, at=track.step),
+            )
             for open_ in track.sections
         ]
     if tracks.left_at is not None:
@@ -202,7 +206,7 @@ def dues(track: Track, tracks: Tracks, limits: Limits) -> list[Due]:
         if tracks.others_in_section(track):
             return []
         since = max(track.progress_at, tracks.last_section_change(track), fresh_at)
-        return [Due(STEP, since, limits.of(STEP, steps=steps))]
+        return [Due(STEP, since, limits.of(STEP, steps=steps, at=track.step))]
     if not is_watched(track, limits):
         return []
     return [Due(INIT, max(track.progress_at, fresh_at), limits.of(INIT))]
@@ -225,7 +229,7 @@ def _judge_silence(found: _Findings, track: Track, due: Due) -> None:
     if found.now >= over_at:
         found.stalls.append(_silence_stall(found, track, due))
         if limit.source is Source.LEARNT:
-            found.limits.distrust(track.beats)
+            found.limits.distrust(track.beats, track.step)
         return
     found.at(over_at)
     for percent in PERCENTS:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ftlaunch.heartbeat import lastwords, procstate
 from ftlaunch.heartbeat.endpoint import open_endpoint
-from ftlaunch.heartbeat.limits import Limits, Source
+from ftlaunch.heartbeat.limits import Limits
 from ftlaunch.heartbeat.listener import Heard, Listener
 from ftlaunch.heartbeat.suspects import RankEvidence
 from ftlaunch.heartbeat.tracks import Tracks
@@ -323,9 +323,6 @@ class Hearing:
         """One verdict ends the generation: the kernel's word first, then the longest silence."""
         self._judged = True
         stall = min(stalls, key=lambda each: (each.kind not in AT_ONCE, -each.silence_s, each.local_rank))
-        track = self.watch.tracks.ranks[stall.local_rank]
-        if stall.kind not in AT_ONCE and self.watch.limits.of(stall.section).source is Source.LEARNT:
-            self.watch.limits.distrust(track.beats)
         if stall.kind in AT_ONCE:
             self._accuse(self.watch.tracks.generation, stall.local_rank, stall.kind, stall.reason)
         else:

@@ -197,3 +197,13 @@ def test_no_history_makes_a_limit_that_is_not_positive_or_above_its_ceiling(
             assert limit.seconds <= table.ceiling(section)
         if limit.source is Source.LEARNT:
             assert limit.seconds >= 3.0 and limit.seconds >= min(table.longest_s(section), table.ceiling(section))
+
+
+def test_place_that_cost_a_generation_its_life_is_known_by_the_scripts_own_step() -> None:
+    table = limits()
+    learn_steps(table, 0.1)
+    table.distrust(18, at=1618)
+    assert table.of(STEP, steps=16, at=1841).source is Source.LEARNT
+    assert table.of(STEP, steps=16, at=1616).source is Source.DEFAULT
+    assert table.of(STEP, steps=3000, at=1620).source is Source.DEFAULT
+    assert table.of(STEP, steps=3, at=1841).source is Source.DEFAULT
