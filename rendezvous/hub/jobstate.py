@@ -38,7 +38,7 @@ from ftlaunch.rendezvous.common.records import (
     TableRecord,
     encode,
 )
-from ftlaunch.rendezvous.common.table import Node, seat_of
+from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW, Node, seat_of
 from ftlaunch.rendezvous.hub.frames import Hello
 from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.interface import Publish
@@ -232,7 +232,7 @@ class JobState:
             absent=step.absent,
         )
         self._finished.clear()
-        failures = {n: f for n, f in self.view.failures.items() if n >= table.generation - 1}
+        failures = {n: f for n, f in self.view.failures.items() if n >= table.generation - SUSPECT_WINDOW}
         self.view = replace(self.view, growth=None, failures=failures)
         try:
             self.tell(table)
