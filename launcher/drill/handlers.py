@@ -35,8 +35,10 @@ _REMOVE_TRIES = 20
 def requests(office: Office) -> dict[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]:
     """What the control socket is to answer for drills."""
     desk = DrillDesk(office)
-    if office.config.environment.get(_VARIABLE):
+    folder = office.config.environment.get(_VARIABLE)
+    if folder:
         desk.listen()
+        desk.make_board(folder)
     return {"drill": desk.drill, "drill-end": desk.end}
 
 
@@ -79,6 +81,14 @@ class DrillDesk:
     def listen(self) -> None:
         """Hear every message of the ranks."""
         self._office.ear.on_message = self._hear
+
+    def make_board(self, folder: str) -> None:
+        """Have the directory there before the ranks look for it; why it cannot be used is said when it is needed."""
+        from ftlaunch.launcher.drill.board import open_board
+        from ftlaunch.launcher.drill.plan import PlanError
+
+        with contextlib.suppress(PlanError):
+            open_board(folder)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
