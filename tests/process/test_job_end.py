@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,33 @@ class Script:
 
 
 TWO = ("--nproc-per-node", "2")
+
+
+def test_ranks_before_one_that_cannot_be_started_are_not_waited_for(
+    ftlaunch: Launcher, script: Script, tmp_path: Path
+) -> None:
+    train = script("time.sleep(600)")
+    # Too few descriptors for 20 ranks, enough for some.
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    (tmp_path / "sitecustomize.py").write_text(limit)
+    options = ("--nproc-per-node", "20", "--unkillable-timeout", "600")
+    job = ftlaunch(*options, train, env={"PYTHONPATH": str(tmp_path)})
+    assert job.wait(30) == 2
+    assert "Too many open files" in job.err
+    assert "could not be started: a restart cannot help" in job.err
+
+
+def test_text_that_cannot_be_encoded_spoils_no_report(ftlaunch: Launcher, script: Script) -> None:
+    body = 'sys.excepthook = lambda *said: sys.exit(7)\nraise ValueError("a\\ud800b")'
+    job = ftlaunch("--max-restarts", "0", script(body))
+    assert job.wait() == 7
+    assert "exit code   : 7" in job.err
+    assert job.run_dir is not None
+    assert "a\\ud800b" in (job.run_dir / "failure.txt").read_text()
+    page = subprocess.run(
+        [sys.executable, "-m", "ftlaunch.launcher.ftctl", "report", str(job.run_dir)], capture_output=True, text=True
+    )
+    assert page.returncode == 0, page.stderr
 
 
 @pytest.mark.parametrize(
