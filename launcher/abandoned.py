@@ -1,7 +1,8 @@
 """What a killed agent left when its guardian was killed with it: found by the run's marker at the next start.
 
 The guardian does this at once (:mod:`.guardian`); but ``pkill -9 ftlaunch`` takes both, and a child of a rank in a
-session of its own lives on, with its ports and its GPU memory. So the marker stands in ``run.json`` until a run has ended.
+session of its own lives on, with its ports and its GPU memory. So the marker stands in ``run.json`` until the run has
+ended.
 """
 
 from __future__ import annotations
