@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,13 +43,16 @@ def recoveries(events: Iterable[dict[str, Any]]) -> list[Recovery]:
 
 def describe(recovery: Recovery) -> list[str]:
     """Return the lines for one recovery."""
+    what = textwrap.shorten(recovery.reason, 80, placeholder=" …")
+    # What a rank suffered (was killed by …) or, with its name, what it raised.
+    what = f"a rank {what}" if what[:1].islower() else f"a rank failed with {what}"
     resumed, started = recovery.phases.get("training_resumed"), recovery.phases.get("workers_started")
     if resumed is not None:
-        head = f"a rank {recovery.reason}: training resumed {resumed:.3f} s later"
+        head = f"{what}: training resumed {resumed:.3f} s later"
     elif started is not None:
-        head = f"a rank {recovery.reason}: new workers ran {started:.3f} s later"
+        head = f"{what}: new workers ran {started:.3f} s later"
     else:
-        head = f"a rank {recovery.reason}: not recovered"
+        head = f"{what}: not recovered"
     ordered = sorted(recovery.phases.items(), key=lambda phase: phase[1])
     return [head, *(f"  {seconds:7.3f} s  {PHASES[name]}" for name, seconds in ordered)]
 
