@@ -61,7 +61,7 @@ if GEN == 0 and RANK == 1:
     def tick():
         while True: time.sleep(0.01); hb.beat(99)
     threading.Thread(target=tick, daemon=True).start()
-    while True: pass
+    threading.Event().wait()
 if GEN == 0: threading.Event().wait()
 """
     job = ftlaunch(*STALL, write(tmp_path, body))
