@@ -14,10 +14,11 @@ from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome
 
 
-@on(rdzv.PeerFailed, *ALIVE, Phase.LEAVING)
+@on(rdzv.PeerFailed, *ALIVE, Phase.STOPPING, Phase.LEAVING)
 def _peer_failed(state: State, event: rdzv.PeerFailed, now: float, judge: Judge) -> Decision:
-    if state.phase is Phase.LEAVING and not _waits_for_peers(state):
-        return ignore(state, "leaving for good")
+    # Also in the moment between the end of our ranks and our waiting for the others.
+    if state.phase not in ALIVE and not _waits_for_peers(state):
+        return ignore(state, f"makes no difference while {state.phase.value}")
     reason = f"node {event.node_id} failed: {event.reason}"
     failure = ev.Failure(ev.FailureKind.PEER, event.generation, now, reason)
     return decided(fail(replace(state, ending=None), failure, now, judge), reason)

@@ -231,6 +231,14 @@ def test_peer_that_fails_while_we_wait_at_the_end_brings_our_ranks_back() -> Non
     assert the(do.StartWorkers, decision).world == world(1)
 
 
+def test_peer_that_fails_while_our_finished_ranks_are_swept_brings_them_back() -> None:
+    state = tell(running(), exited(0, 0), exited(1, 0)).state
+    assert state.phase is Phase.STOPPING
+    decision = tell(state, rdzv.PeerFailed(0, "b", "died"), ev.WorkersGone(0), ev.Reclaimed(0), WorldAgreed(world(1)))
+    assert none(do.Leave, decision)
+    assert the(do.StartWorkers, decision).world == world(1)
+
+
 def test_closed_job_ends_with_the_code_it_was_closed_with() -> None:
     decision = tell(running(), rdzv.Closed(76, "no progress"), ev.WorkersGone(0))
     assert the(do.StopWorkers, decision).manner is Manner.NOW
