@@ -14,6 +14,10 @@ def main() -> None:
     early = EarlySignals()
     early.install()
     # After the handlers: these imports take longer than a container needs to be told to stop.
+    from ftlaunch.launcher.output.console import ensure_standard_fds
+
+    # Before anything else is opened: it must not get the number of a standard stream that is closed.
+    ensure_standard_fds()
     from ftlaunch.launcher.errors import FtlaunchError
 
     complaint = ""
