@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 FOREIGN = {
     *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
     *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help"),
-    *("--html", "--json", "--text"),
+    *("--html", "--json", "--save-in", "--text"),
 }
 
 
@@ -41,7 +41,8 @@ def test_options_on_pages_exist(page: Path) -> None:
 
 def ftctl_options() -> set[str]:
     context = click.Context(cli)
-    commands = (cli.get_command(context, name) for name in cli.list_commands(context))
+    commands = [cli.get_command(context, name) for name in cli.list_commands(context)]
+    commands += [below for group in commands if isinstance(group, click.Group) for below in group.commands.values()]
     return {name for command in commands if command is not None for option in command.params for name in option.opts}
 
 
