@@ -119,8 +119,9 @@ def judge(fault: Fault, injection: Injection | None, lives: Sequence[Life], budg
     """How the fault was taken, as far as can be told at ``now``."""
     if injection is None:
         return _not_carried_out(fault, lives)
-    if fault.kind is Kind.ETCD_STOP or (fault.kind is Kind.NET_CUT and _first_failure(injection, lives) is None):
-        return _judge_passing(fault, injection, lives, now)
+    disturbed = _disturbance(fault, injection, lives)
+    if fault.kind is Kind.ETCD_STOP or (fault.kind is Kind.NET_CUT and disturbed is None):
+        return _judge_passing(fault, injection, disturbed, now, _over(lives))
     return _judge_failure(fault, injection, lives, budgets, now)
 
 
@@ -177,16 +178,19 @@ def _not_carried_out(fault: Fault, lives: Sequence[Life]) -> Finding:
     return Finding(fault, problems=(problem,), settled=over)
 
 
-def _judge_passing(fault: Fault, injection: Injection, lives: Sequence[Life], now: float) -> Finding:
+def _judge_passing(fault: Fault, injection: Injection, disturbed: Event | None, now: float, over: bool) -> Finding:
     """Something that a healthy generation must live through."""
-    end = injection.at + fault.hold_s + _QUIET_S
-    failure = _first_failure(injection, lives)
-    if failure is not None and failure["monotonic"] <= end:
-        reason = str(failure.get("reason"))
-        after_s = failure["monotonic"] - injection.at
+    if disturbed is not None:
+        reason, after_s = str(disturbed.get("reason")), disturbed["monotonic"] - injection.at
         problem = f"the job was disturbed by it after {after_s:.2f} s: {reason}"
         return Finding(fault, injection, detected_s=after_s, reason=reason, problems=(problem,), settled=True)
-    return Finding(fault, injection, settled=now >= end or _over(lives))
+    return Finding(fault, injection, settled=over or now >= injection.at + fault.hold_s + _QUIET_S)
+
+
+def _disturbance(fault: Fault, injection: Injection, lives: Sequence[Life]) -> Event | None:
+    """The first failure, if it came so soon that a fault which ends by itself can have caused it."""
+    failure = _first_failure(injection, lives)
+    return failure if failure is not None and failure["monotonic"] <= injection.at + fault.hold_s + _QUIET_S else None
 
 
 def _judge_failure(fault: Fault, injection: Injection, lives: Sequence[Life], budgets: Budgets, now: float) -> Finding:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ftlaunch.launcher import argv, cli
+from ftlaunch.launcher.config import CommandKind
 from ftlaunch.launcher.drill.asserts import MARGIN_S, Budgets
 from ftlaunch.launcher.drill.plan import RANDOM_KINDS, Place, Plan, PlanError, join, make_random, settle
 from ftlaunch.launcher.drill.plan_file import kind_from, load, parse_text, range_from
@@ -21,6 +22,12 @@ from ftlaunch.launcher.ftctl import _drill_show as shown
 
 _STEPS = "20..60"
 _SEEDS = 1_000_000
+_OWN_SETTINGS = {
+    "run-dir": "--out DIR keeps its records",
+    "rdzv-backend": "--nodes N starts several agents and an etcd",
+    "rdzv-endpoint": "--nodes N starts several agents and an etcd",
+    "rdzv-id": "each drill is a job of its own",
+}
 
 
 class DrillCommand(click.Command):
@@ -146,8 +153,18 @@ def _budgets(plan: Plan, given: dict[str, Any]) -> Budgets:
 
 def _nproc(arguments: tuple[str, ...], nodes: int) -> int:
     """How many ranks a node will have; ftlaunch's own word on the arguments, before anything is started."""
+    scanned = argv.scan(arguments)
+    for given in scanned.given:
+        if given.option.name in _OWN_SETTINGS:
+            raise PlanError(f"--{given.option.name} is the drill's own to give: {_OWN_SETTINGS[given.option.name]}")
     several = ["--nnodes", str(nodes), "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:2379"]
     _, config = cli.work_out(argv.scan([*(several if nodes > 1 else []), *arguments]), os.environ)
+    if nodes == 1 and config.rendezvous.backend != "local":
+        raise PlanError(
+            "all nodes of a drill are on this machine: give --nodes N instead of --nnodes and --rdzv options"
+        )
+    if not config.heartbeat.enabled or config.command.kind is CommandKind.BINARY:
+        raise PlanError("faults come at steps that ranks tell: not with --heartbeat off, and not with --no-python")
     return config.workers.nproc
 
 

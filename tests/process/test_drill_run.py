@@ -169,6 +169,7 @@ def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
     faults = [
         *("--fault", "kill:rank=3,step=15"),
         *("--fault", "etcd-stop:step=30,for=1s"),
+        *("--fault", "net-cut:node=1,for=1s"),
         *("--fault", "agent-kill:node=1"),
     ]
     arguments = ("--nodes", "2", *faults, "--margin", "5s", "--recover", "30s", "--stop-when-done", "--json")
@@ -178,9 +179,10 @@ def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
     assert [(fault["kind"], fault["ok"]) for fault in shape["faults"]] == [
         ("kill", True),
         ("etcd-stop", True),
+        ("net-cut", True),
         ("agent-kill", True),
     ]
-    assert shape["faults"][1]["detected_s"] is None and shape["faults"][2]["detected_s"] is not None
+    assert [fault["detected_s"] is None for fault in shape["faults"]] == [False, True, True, False]
     assert len(shape["runs"]) == 3 and shape["left_over"] == []
 
 
@@ -196,6 +198,9 @@ def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
         (("--faults", "/nonexistent"), "cannot read the plan /nonexistent"),
         (("--fault", "kill:rank=0", "--out", str(ROOT)), "is not empty"),
         (("--fault", "kill:rank=0", "--hang-floor", "3x"), "--hang-floor"),
+        (("--fault", "kill:rank=0", "--run-dir", "x"), "--run-dir is the drill's own to give: --out DIR keeps"),
+        (("--fault", "kill:rank=0", "--nnodes", "2"), "give --nodes N instead of --nnodes"),
+        (("--fault", "kill:rank=0", "--heartbeat", "off"), "not with --heartbeat off"),
     ],
 )
 def test_what_makes_no_sense_is_one_line_and_code_2(

@@ -153,6 +153,8 @@ def test_what_must_not_disturb() -> None:
 def test_a_cut_is_either_lived_through_or_recovered_from() -> None:
     fault = Fault(Kind.NET_CUT, id="f", node=1, hold_s=3.0)
     assert look(fault, life(), life(node=1), now=6.0).ok
+    later = look(fault, life(failure(9.0), resumed(9.5)), now=12.0)
+    assert later.ok and later.detected_s is None, "later than anything that it could have caused"
     fenced = look(fault, life(failure(2.0), resumed(7.0)), life(node=1), now=8.0)
     assert fenced.ok and fenced.recover_budget_s == 33.0
 
