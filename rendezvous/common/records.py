@@ -59,7 +59,7 @@ class NodeRecord:
     @classmethod
     def decode(cls, value: bytes) -> NodeRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(
             node_id=_get(raw, "node_id", str),
             host=_get(raw, "host", str),
@@ -91,7 +91,7 @@ class HolderRecord:
     @classmethod
     def decode(cls, value: bytes) -> HolderRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(
             node_id=_get(raw, "node_id", str),
             host=_get(raw, "host", str),
@@ -142,7 +142,7 @@ class TableRecord:
     @classmethod
     def decode(cls, value: bytes) -> TableRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(
             generation=_get(raw, "generation", int),
             attempt=_get(raw, "attempt", str),
@@ -171,7 +171,7 @@ class FailureRecord:
     @classmethod
     def decode(cls, value: bytes) -> FailureRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         try:
             kind = FailureKind(_get(raw, "kind", str))
         except ValueError as error:
@@ -198,7 +198,7 @@ class GrowthRecord:
     @classmethod
     def decode(cls, value: bytes) -> GrowthRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(_get(raw, "generation", int), _get(raw, "waiting", int), _get(raw, "reason", str))
 
 
@@ -212,7 +212,7 @@ class FinishRecord:
     @classmethod
     def decode(cls, value: bytes) -> FinishRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(_get(raw, "node_id", str), _get(raw, "generation", int))
 
 
@@ -229,7 +229,7 @@ class ClosedRecord:
     @classmethod
     def decode(cls, value: bytes) -> ClosedRecord:
         """Raises :class:`RecordError`."""
-        raw = _load(value)
+        raw = load(value)
         return cls(
             exit_code=_get(raw, "exit_code", int),
             reason=_get(raw, "reason", str),
@@ -258,7 +258,8 @@ def encode(record: AnyRecord) -> bytes:
     return value
 
 
-def _load(value: bytes) -> dict[str, Any]:
+def load(value: bytes) -> dict[str, Any]:
+    """A JSON object of this version. Raises :class:`RecordError`."""
     try:
         raw = json.loads(value)
     except ValueError:

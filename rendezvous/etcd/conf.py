@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ftlaunch.rendezvous.common.conf import durations
 from ftlaunch.rendezvous.etcd.settings import Credentials, EtcdSettings, Tls, parse_endpoints, read_password_file
 from ftlaunch.rendezvous.interface import SettingsError
 
@@ -50,9 +51,7 @@ def settings_from(endpoint: str, job: Job, conf: Mapping[str, str], environ: Map
         raise SettingsError(
             "a password does not belong on a command line: use password_file=FILE in --rdzv-conf or ETCDCTL_PASSWORD"
         )
-    durations = {_DURATIONS[key]: _seconds(key, conf[key]) for key in conf if key in _DURATIONS}
-    if "timeout" in conf:
-        durations.setdefault("join_timeout_s", _seconds("timeout", conf["timeout"]))
+    waits = durations(conf, _DURATIONS)
     policy = conf.get("outage_policy", "stop")
     if policy not in _POLICIES:
         raise SettingsError(f"outage policy {policy!r} is neither stop nor continue")
@@ -66,18 +65,8 @@ def settings_from(endpoint: str, job: Job, conf: Mapping[str, str], environ: Map
         credentials=_credentials(conf, environ),
         stop_on_outage=_POLICIES[policy],
         allow_multiple_agents_per_node=job.allow_multiple_agents_per_node,
-        **durations,
+        **waits,
     )
-
-
-def _seconds(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 10**9:
-        raise SettingsError(f"{key}={text} in --rdzv-conf is not a number of seconds")
-    return value
 
 
 def _tls(conf: Mapping[str, str], environ: Mapping[str, str], url_tls: bool | None) -> Tls | None:

@@ -20,12 +20,11 @@ from ftlaunch.rendezvous.common.decide import (
     Grow,
     Limits,
     Roster,
-    Timing,
     View,
     Wait,
-    is_available,
     lead,
 )
+from ftlaunch.rendezvous.common.leading import REMIND_S, Round, table_of
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -35,7 +34,7 @@ from ftlaunch.rendezvous.common.records import (
     RecordError,
     TableRecord,
 )
-from ftlaunch.rendezvous.common.table import difference, seat_of
+from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.election import Mandate
 from ftlaunch.rendezvous.etcd.errors import EtcdError
@@ -43,8 +42,6 @@ from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import Publish
-
-_REMIND_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -73,9 +70,7 @@ class LeaderDesk:
         self._streams: list[Future[None]] = []
         self._working: asyncio.Task[Any] | None = None
         self._alarms: dict[str, asyncio.TimerHandle] = {}
-        self._timing = Timing(0.0, 0.0)
-        self._round: int | None = None
-        self._askers: frozenset[str] = frozenset()
+        self._round = Round()
         self.reason = ""
         """Why nothing is published yet, or what is going on."""
         self._published = -1
@@ -89,7 +84,7 @@ class LeaderDesk:
 
     def open(self, patient_until: float = float("-inf")) -> None:
         """Begin to watch all nodes and to lead. ``patient_until`` is on the loop's clock."""
-        self._timing = Timing(0.0, 0.0, patient_until)
+        self._round = Round().patient(patient_until)
         site = self._site
 
         def tell(update: Update) -> None:
@@ -125,11 +120,10 @@ class LeaderDesk:
         now = asyncio.get_running_loop().time()
         if self._is_intruder(view, set(roster.nodes)):
             return
-        asking = frozenset(n.node_id for n in roster.nodes.values() if is_available(n, view.table))
-        self._take_time(view, asking, now)
+        self._round = self._round.seen(view, roster, now)
         settings = self._site.settings
         limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
-        decision = lead(view, roster, limits, self._timing, now)
+        decision = lead(view, roster, limits, self._round.timing, now)
         self._log(decision.reason, isinstance(decision.step, Wait) and decision.step.incomplete)
         if isinstance(decision.step, Wait):
             self._wait(decision.step, now)
@@ -158,20 +152,6 @@ class LeaderDesk:
         fitting = {n.node_id: n for n in roster.nodes.values() if n.record.settings_digest == mine}
         return Roster(fitting, roster.finished)
 
-    def _take_time(self, view: View, asking: frozenset[str], now: float) -> None:
-        upcoming = None
-        if view.table is None:
-            upcoming = 0
-        elif view.failure is not None:
-            upcoming = view.table.generation + 1
-        timing = self._timing
-        if upcoming != self._round:
-            self._round = upcoming
-            timing = Timing(now, now, timing.patient_until)
-        elif asking - self._askers:
-            timing = Timing(timing.opened_at, now, timing.patient_until)
-        self._timing, self._askers = timing, asking
-
     def _is_intruder(self, view: View, living: set[str]) -> bool:
         """Whether we came to lead a running job that we don't fit: the one before us died just as we came."""
         table = view.table
@@ -190,7 +170,7 @@ class LeaderDesk:
             self.reason = reason
             log.info("rendezvous: %s", reason)
         if incomplete and "remind" not in self._alarms:
-            self._alarms["remind"] = asyncio.get_running_loop().call_later(_REMIND_S, self._remind)
+            self._alarms["remind"] = asyncio.get_running_loop().call_later(REMIND_S, self._remind)
         elif not incomplete and "remind" in self._alarms:
             self._alarms.pop("remind").cancel()
 
@@ -236,18 +216,8 @@ class LeaderDesk:
             self._again = True
 
     async def _publish(self, step: Agree, view: View) -> None:
-        first = step.nodes[0].record
-        table = TableRecord(
-            generation=step.generation,
-            attempt=new_attempt(),
-            seats=tuple(seat_of(node) for node in step.nodes),
-            master_address=first.address,
-            master_port=first.master_port,
-            restart_count=step.restart_count,
-            shared=self._choose([node.record.offers for node in step.nodes]),
-            settings=self._site.job_settings,
-            absent=step.absent,
-        )
+        shared = self._choose([node.record.offers for node in step.nodes])
+        table = table_of(step, shared, self._site.job_settings)
         _warn_of_loopback(table)
         if await self._site.ask(lambda: self._site.job.publish(table, self._mandate)):
             self._published = table.generation

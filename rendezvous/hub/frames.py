@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError
+from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError, load
 
 LINE_LIMIT = MAX_BYTES + 65536
 _HELLO = {"job_id": str, "node_id": str, "host": str, "pid": int, "address": str, "peer_port": int, "machine": str}
@@ -63,19 +63,6 @@ class Hello:
             raise RecordError("not a hello")
         values: dict[str, Any] = {name: raw[name] for name in _HELLO}
         return cls(**values, settings={str(key): str(value) for key, value in settings.items()})
-
-
-def load(value: bytes) -> dict[str, Any]:
-    """An object of this version. Raises :class:`~ftlaunch.rendezvous.common.records.RecordError`."""
-    try:
-        raw = json.loads(value)
-    except ValueError:
-        raise RecordError("not JSON") from None
-    if not isinstance(raw, dict):
-        raise RecordError("not a JSON object")
-    if raw.get("v") != VERSION:
-        raise RecordError(f"written in version {raw.get('v')!r}, this ftlaunch speaks version {VERSION}")
-    return raw
 
 
 def frame(word: str, payload: bytes = b"{}") -> bytes:

@@ -20,12 +20,11 @@ from ftlaunch.rendezvous.common.decide import (
     Grow,
     Limits,
     Roster,
-    Timing,
     View,
     Wait,
-    is_available,
     lead,
 )
+from ftlaunch.rendezvous.common.leading import REMIND_S, Round, table_of
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -38,14 +37,13 @@ from ftlaunch.rendezvous.common.records import (
     TableRecord,
     encode,
 )
-from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW, Node, seat_of
+from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW, Node
 from ftlaunch.rendezvous.hub.frames import Hello
 from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.interface import Publish
 
 log = logging.getLogger("ftlaunch.rendezvous")
 
-_REMIND_S = 30.0
 Spoken = Union[TableRecord, FailureRecord, GrowthRecord, ClosedRecord]
 
 
@@ -77,9 +75,7 @@ class JobState:
         self._say = say
         self._drop = drop
         self._finished: dict[str, int] = {}
-        self._timing = Timing(0.0, 0.0)
-        self._round: int | None = None
-        self._askers: frozenset[str] = frozenset()
+        self._round = Round()
         self._alarm: asyncio.TimerHandle | None = None
         self._reminded_at = 0.0
         self._arrivals = 0
@@ -134,7 +130,7 @@ class JobState:
         table = TableRecord.decode(payload)
         if self.view.table is None or table.generation > self.view.table.generation:
             self.view = replace(self.view, table=table)
-            self._timing = replace(self._timing, patient_until=_now() + self._settings.node_timeout_s)
+            self._round = self._round.patient(_now() + self._settings.node_timeout_s)
             self.consider()
 
     # --- deciding -----------------------------------------------------------------------------------------------------
@@ -145,10 +141,10 @@ class JobState:
             now = _now()
             self._expire(now)
             roster = self._roster()
-            self._take_time(roster, now)
+            self._round = self._round.seen(self.view, roster, now)
             settings = self._settings
             limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
-            decision = lead(self.view, roster, limits, self._timing, now)
+            decision = lead(self.view, roster, limits, self._round.timing, now)
             if isinstance(decision.step, Wait):
                 self._wait(decision.step, decision.reason, now)
                 return
@@ -165,19 +161,6 @@ class JobState:
                 # Should it be heard of after all, it must come back through the door: nobody counts on it any more.
                 self._drop(guest)
 
-    def _take_time(self, roster: Roster, now: float) -> None:
-        view, upcoming = self.view, None
-        if view.table is None:
-            upcoming = 0
-        elif view.failure is not None:
-            upcoming = view.table.generation + 1
-        askers = frozenset(n.node_id for n in roster.nodes.values() if is_available(n, view.table))
-        if upcoming != self._round:
-            self._round, self._timing = upcoming, Timing(now, now, self._timing.patient_until)
-        elif askers - self._askers:
-            self._timing = replace(self._timing, asked_at=now)
-        self._askers = askers
-
     def _wait(self, step: Wait, reason: str, now: float) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
@@ -192,12 +175,12 @@ class JobState:
 
     def _remind(self, reason: str, now: float) -> float:
         """Say what is missed, every while; when to do so next."""
-        due = max(self._timing.opened_at, self._reminded_at) + _REMIND_S
+        due = max(self._round.timing.opened_at, self._reminded_at) + REMIND_S
         if now < due:
             return due
         self._reminded_at = now
         log.warning("still waiting for nodes: %s", reason)
-        return now + _REMIND_S
+        return now + REMIND_S
 
     def _act(self, step: Agree | DeclareLost | DeclareEnded | Finish | Grow, reason: str) -> None:
         if isinstance(step, Agree):
@@ -219,18 +202,8 @@ class JobState:
         return FailureRecord(step.generation, kind, node_id, "", reason, new_attempt(), counted)
 
     def _agree(self, step: Agree) -> None:
-        first = step.nodes[0].record
-        table = TableRecord(
-            generation=step.generation,
-            attempt=new_attempt(),
-            seats=tuple(seat_of(node) for node in step.nodes),
-            master_address=first.address,
-            master_port=first.master_port,
-            restart_count=step.restart_count,
-            shared=self._publish([node.record.offers for node in step.nodes]),
-            settings=self._host.settings,
-            absent=step.absent,
-        )
+        shared = self._publish([node.record.offers for node in step.nodes])
+        table = table_of(step, shared, self._host.settings)
         self._finished.clear()
         failures = {n: f for n, f in self.view.failures.items() if n >= table.generation - SUSPECT_WINDOW}
         self.view = replace(self.view, growth=None, failures=failures)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ftlaunch.rendezvous.common.conf import durations
 from ftlaunch.rendezvous.interface import SettingsError
 
 _DURATIONS = {
@@ -66,9 +67,7 @@ def settings_from(
     meeting: Meeting, conf: Mapping[str, str], allow_multiple_agents_per_node: bool = False
 ) -> HubSettings:
     """Read ``--rdzv-conf`` with torchrun's names. Raises :class:`SettingsError`."""
-    durations = {_DURATIONS[key]: _seconds(key, conf[key]) for key in conf if key in _DURATIONS}
-    if "timeout" in conf:
-        durations.setdefault("join_timeout_s", _seconds("timeout", conf["timeout"]))
+    waits = durations(conf, _DURATIONS)
     if conf.get("store_type", "tcp") != "tcp":
         raise SettingsError(f"store_type={conf['store_type']} in --rdzv-conf: nodes meet by TCP only")
     is_host = _flag(conf["is_host"]) if "is_host" in conf else None
@@ -82,7 +81,7 @@ def settings_from(
         max_nodes=meeting.max_nodes,
         is_host=is_host,
         allow_multiple_agents_per_node=allow_multiple_agents_per_node,
-        **durations,
+        **waits,
     )
 
 
@@ -120,16 +119,6 @@ def _can_bind(family: int, address: tuple[object, ...]) -> bool:
             return True
     except OSError:
         return False
-
-
-def _seconds(key: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 10**9:
-        raise SettingsError(f"{key}={text} in --rdzv-conf is not a number of seconds")
-    return value
 
 
 def _flag(text: str) -> bool:
