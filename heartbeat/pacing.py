@@ -53,6 +53,12 @@ class Pacer:
         self._share = 1.0
         self._bind(self._cpus)
 
+    def listen(self, limit_s: float = 0.0) -> None:
+        """Take an order that is there, or comes within the limit. After it the agent has hung up."""
+        message = self._channel.receive(limit_s) if self.order is None else None
+        if message is not None and "go" in message:
+            self.stop(message["go"])
+
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -66,9 +72,7 @@ class Pacer:
             raise ImportError(f"{name} must not be imported ahead", name=name)
         used = process_time() - self._mark
         if self._share < 1.0 and used >= _SLICE_S:
-            message = self._channel.receive(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
-            if message is not None and "go" in message:
-                self.stop(message["go"])
+            self.listen(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
             self._mark = process_time()
         return None
 

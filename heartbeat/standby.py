@@ -5,15 +5,17 @@ Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH
 * agent: ``{"preload": [names], "environment": {name: value or null}, "pace": {"share": 0.2, "cpus": [3]},
   "exclude": [names], "cuda": false}``, once. ``environment`` is what the script changes before its imports;
   ``share`` of a core that importing may use; ``cpus`` to stay on meanwhile.
-* standby: ``{"ready": number of modules, "failed": {name: why}}``. With ``"unfit": why`` it ends by itself: one of the
-  modules did something at import that a rank must not inherit. The modules in ``"exclude"``, named in ``failed`` as
-  well, the outermost importer last, have to be excluded from then on.
-* agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, at any time. Importing goes on unpaced to the end
-  of the module at hand, the rest is skipped.
+* standby: ``{"ready": number of modules, "failed": {name: why}}``; ``"cuda"`` says why there is no CUDA context where
+  one was asked for. With ``"unfit": why`` it wants to be ended: one of the modules did something at import that a rank
+  must not inherit. The modules in ``"exclude"``, named in ``failed`` as well, the outermost importer last, have to be
+  excluded from then on.
+* agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, at any time, and closes its end. Importing goes
+  on unpaced to the end of the module at hand, the rest is skipped.
 
-The agent's end of the connection closed means that nobody will need this process: it ends. What a standby cannot make
+The agent's end closed without an order means that nobody will need this process: it ends, never with 0, which would be
+a rank's success. What a standby cannot make
 look like a cold start (an environment variable that was read in C, a module of the script's folder with the name of a
-preloaded one) is started cold in its place, by exec: same process, same order, only slower.
+preloaded one, what an unfit module did) is started cold in its place, by exec: same process, same order, only slower.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import sys
 from _socket import socket
 from select import POLLIN, poll
 
-from ftlaunch.heartbeat import farewell, hooks, idle, pacing, run_main, worker
+from ftlaunch.heartbeat import cuda_context, farewell, hooks, idle, pacing, run_main, worker
 from ftlaunch.heartbeat.client import CLIENT, high_descriptor
 from ftlaunch.heartbeat.deathpipe import call_libc
 from ftlaunch.heartbeat.harmless import Harmless
@@ -39,6 +41,7 @@ FIXED_AT_START = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_"),
 )
 """Variables read by the interpreter or by libraries in C, with no way to have them read again."""
+_NOT_NEEDED = 1
 _CHUNK = 1 << 16
 
 
@@ -71,7 +74,7 @@ class Channel:
         except OSError:
             data = b""
         if not data:
-            os._exit(0)
+            os._exit(_NOT_NEEDED)
         try:
             return self._reader.feed(data)
         except self._error as error:
@@ -79,11 +82,9 @@ class Channel:
             os._exit(1)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send whole. Ends the process when the agent is gone."""
-        try:
+        """Send whole. Nobody may be listening any more: what was said last, an order or nothing, is then received."""
+        with Harmless():
             self._socket.sendall(self._encode(message))
-        except OSError:
-            os._exit(0)
 
     def close(self) -> None:
         """The order came: nothing more will."""
@@ -150,6 +151,7 @@ class Preloader:
     def run(self) -> None:
         """Import one after the other until all are there, an order comes or one of them is unfit."""
         for name in self._names:
+            self._pacer.listen()
             if self._pacer.order is not None:
                 return
             if name in sys.modules:
@@ -216,18 +218,23 @@ def wait_for_order() -> worker.Order:
 class Assumed:
     """What the preloaded modules went by: it must hold for the order, too."""
 
-    def __init__(self, environment: dict[str, str | None], names: set[str]) -> None:
-        self.environment = environment
+    def __init__(self) -> None:
+        self.environment: dict[str, str | None] = {}
         """Variables that were read, with the value found then."""
-        self.names = names
+        self.names: set[str] = set()
         """Top-level modules that were looked for outside the script's folder."""
+        self.cuda = False
+        """The CUDA driver has read its variables."""
+        self.unfit = ""
+        """What one of them did that a rank must not inherit."""
 
 
 def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed]:
     """Everything up to the order: returns it, and what the process has become on the way."""
+    assumed = Assumed()
     request = channel.receive() or {}
     if "go" in request:
-        return request["go"], Assumed({}, set())
+        return request["go"], assumed
     denied = idle.Denied(request.get("exclude", ()))
     pacer = pacing.Pacer(channel, denied)
     learned = request.get("environment", {})
@@ -248,13 +255,19 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed
     pacer.stop(pacer.order)
     report: dict[str, Any] = {"ready": preloader.loaded, "failed": preloader.failed}
     if preloader.unfit:
-        channel.send({**report, "unfit": preloader.unfit, "exclude": preloader.culprits})
-        os._exit(0)
+        report.update(unfit=preloader.unfit, exclude=preloader.culprits)
+    elif request.get("cuda") and pacer.order is None:
+        # Not before the pacer has stopped: the driver's threads inherit the CPUs of this one.
+        report["cuda"] = cuda_context.create()
     if pacer.order is None:
         channel.send(report)
     while pacer.order is None:
         pacer.order = (channel.receive() or {}).get("go")
-    return pacer.order, Assumed({key: value for key, value in seen.items() if key not in learned}, pacer.asked)
+    assumed.environment = {key: value for key, value in seen.items() if key not in learned}
+    assumed.names = pacer.asked
+    assumed.unfit = preloader.unfit
+    assumed.cuda = "cuda" in report
+    return pacer.order, assumed
 
 
 def _apply(changes: dict[str, Any]) -> None:
@@ -293,8 +306,11 @@ def _why_cold(
     """Why this process cannot pass for a cold start of the order; "" when it can."""
     if order.kind == "binary":
         return "not Python"
+    if assumed.unfit:
+        return assumed.unfit
+    fixed = FIXED_AT_START + (cuda_context.PREFIXES if assumed.cuda else ())
     for key in sorted(at_start.keys() | environment.keys()):
-        if key.startswith(FIXED_AT_START) and at_start.get(key) != environment.get(key):
+        if key.startswith(fixed) and at_start.get(key) != environment.get(key):
             return f"{key} is another one"
     for key, value in assumed.environment.items():
         if environment.get(key) != value:

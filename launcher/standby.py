@@ -238,6 +238,7 @@ class StandbyPool:
             pid=standby.process.pid,
             modules=message.get("ready"),
             failed=dict(list(failed.items())[:20]),
+            **({"no_cuda_context": message["cuda"]} if message.get("cuda") else {}),
         )
         self._fill()
 

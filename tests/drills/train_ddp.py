@@ -19,6 +19,8 @@ Settings, all by environment variable:
   itself)
 * ``DRILL_STUBBORN=1``: the other ranks ignore SIGTERM by a handler, and hang instead of failing when a peer is lost
 * ``DRILL_WARMUP`` (0): the first step of the first life takes this many seconds
+* ``DRILL_DEVICE`` (cpu): ``cuda`` trains on the first GPU, which all ranks share; ``DRILL_GPU_GIB`` (0): how much of
+  its memory each rank holds beside the model; ``DRILL_BACKEND`` (gloo): ``nccl`` takes a GPU for each rank
 """
 
 import time
@@ -44,6 +46,8 @@ STEP_S = float(os.environ.get("DRILL_STEP_S", "0.02"))
 WIDTH = int(os.environ.get("DRILL_WIDTH", "64"))
 CHECKPOINT_EVERY = int(os.environ.get("DRILL_CKPT_EVERY", "50"))
 STUBBORN = os.environ.get("DRILL_STUBBORN") == "1"
+DEVICE = os.environ.get("DRILL_DEVICE", "cpu")
+GPU_GIB = float(os.environ.get("DRILL_GPU_GIB", "0"))
 CHECKPOINT = OUT / "checkpoint.pt"
 
 
@@ -93,11 +97,12 @@ def save(model, step):
 
 def train(journal):
     """Run to the last step, from the checkpoint if there is one."""
-    model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
+    ballast = torch.ones(int(GPU_GIB * 2**28), device=DEVICE)
+    model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH).to(DEVICE))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = 0
     if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT)
+        state = torch.load(CHECKPOINT, map_location=DEVICE)
         model.module.load_state_dict(state["model"])
         step = state["step"]
     faults = planned_faults()
@@ -107,7 +112,7 @@ def train(journal):
         time.sleep(STEP_S + pause)
         pause = 0.0
         optimizer.zero_grad()
-        model(torch.randn(8, WIDTH)).square().mean().backward()
+        model(torch.randn(8, WIDTH, device=DEVICE)).square().mean().backward()
         optimizer.step()
         step += 1
         journal.write("step", step=step)
@@ -120,6 +125,7 @@ def train(journal):
             taken.touch()
             journal.write("fault", step=step, kind=faults[step])
             hurt(faults[step], step)
+    del ballast
     journal.write("done", step=step)
 
 
@@ -128,7 +134,7 @@ def main():
     bystander = STUBBORN and RANK != WORLD - 1
     if bystander:
         signal.signal(signal.SIGTERM, lambda signum, frame: None)
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("DRILL_BACKEND", "gloo"))
     journal = Journal()
     try:
         train(journal)

@@ -6,7 +6,6 @@ Uses the driver alone (libcuda), not torch. Skipped where there is no CUDA devic
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim, open_gpus
 from ftlaunch.launcher.gpu.reclaim import ReclaimRequest
 from ftlaunch.launcher.health.gpus import check_gpus
 from ftlaunch.launcher.health.result import Healthy
+from support import cuda
 
 GIB = 1 << 30
 MARK = f"cuda-test-{os.getpid()}"
@@ -43,30 +43,9 @@ sys.stdin.read()
 """
 
 
-def _why_not() -> str:
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no CUDA driver (libcuda.so.1) on this machine"
-    count = ctypes.c_int()
-    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "no CUDA device on this machine"
-    return ""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _needs_a_cuda_device() -> None:
-    # In a process of its own: a forked child of one that has called cuInit can't use CUDA.
-    code = f"from {__name__.rpartition('.')[2]} import _why_not; print(_why_not())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.path.dirname(__file__), *filter(None, sys.path)))},
-        capture_output=True,
-        text=True,
-    )
-    reason = done.stdout.strip() if done.returncode == 0 else f"the CUDA driver can't be asked: {done.stderr[-200:]}"
-    if reason:
-        pytest.skip(reason)
+    cuda.need_a_device()
 
 
 @asynccontextmanager

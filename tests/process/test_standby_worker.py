@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,8 +146,8 @@ def test_module_that_acts_at_import_makes_the_standby_give_up(
         report = standby.preload("json", name, "good")
         assert report["unfit"] == why
         assert (report["failed"], report["exclude"]) == (dict.fromkeys(exclude, why), exclude)
-        assert standby.answer() is None
-        assert standby.process.wait(10) == 0
+        assert standby.process.poll() is None, "an order may be on its way"
+    assert standby.process.wait(10) == 1
     for pid in procfs.carrying("FTLAUNCH_MARK=mark"):
         os.kill(pid, 9)
     with ranks.standby(agent, PYTHONPATH=str(packages)) as standby:
@@ -265,8 +266,45 @@ def test_order_during_the_preload_ends_the_pauses_and_skips_the_rest(
     assert done.out.splitlines()[1].startswith("1 ")
 
 
+@pytest.mark.parametrize("name", ["slow", "slow_and_unfit"])
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_order_that_comes_during_an_import_is_never_lost(
+    agent: ranks.Agent, packages: Path, tmp_path: Path, name: str, share: float
+) -> None:
+    """The agent has hung up when the module is imported at last, and counts the process as a rank."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (packages / "slow.py").write_text(f"import os\nif os.path.exists({str(gate)!r}): open({str(gate)!r}).close()\n")
+    (packages / "slow_and_unfit.py").write_text("import slow, threads, signals\n")
+    path = {"PYTHONPATH": str(packages)}
+    with ranks.standby(agent, **path) as standby:
+        standby.send({"preload": [name, "json"], "pace": {"share": share}})
+        # Opens once the other side is at it.
+        with open(gate, "w"):
+            gate.unlink()
+            (tmp_path / "train.py").write_text(f"import {name}, sys\nprint('ran', sys.argv[1:])\nsys.exit(3)\n")
+            standby.go("script", "train.py", "x", cwd=tmp_path, **path)
+        done = ranks.finish(standby.process)
+    assert (done.code, done.out) == (3, "ran ['x']\n"), done.err
+
+
 def confined(pid: int, cpu: int) -> bool:
     return os.sched_getaffinity(pid) == {cpu}
+
+
+@pytest.mark.skipif(bool(ctypes.util.find_library("cuda")), reason="there is a CUDA driver: see test_cuda_job.py")
+@pytest.mark.parametrize(("device", "warm"), [("0", True), ("1", False)])
+def test_without_a_driver_there_is_no_context_and_another_choice_of_devices_starts_cold(
+    agent: ranks.Agent, tmp_path: Path, device: str, warm: bool
+) -> None:
+    with ranks.standby(agent, CUDA_VISIBLE_DEVICES="0") as standby:
+        report = standby.preload("json", cuda=True)
+        assert report == {"ready": 1, "failed": {}, "cuda": "no CUDA driver is found (libcuda.so.1)"}
+        script = (
+            "import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'], '--standby' in open('/proc/self/cmdline').read())"
+        )
+        done = release(agent, standby, tmp_path, script, CUDA_VISIBLE_DEVICES=device)
+    assert done == ranks.Finished(0, f"{device} {warm}\n", "")
 
 
 def test_order_without_a_preload(agent: ranks.Agent, tmp_path: Path) -> None:
@@ -299,7 +337,7 @@ def test_working_directory_that_is_gone_costs_one_line(agent: ranks.Agent, tmp_p
 def test_standby_ends_with_its_agent(agent: ranks.Agent) -> None:
     with ranks.standby(agent) as standby:
         standby.preload("json")
-    assert standby.process.wait(10) == 0
+    assert standby.process.wait(10) == 1, "0 would be a rank's success"
     with ranks.standby(agent) as standby:
         standby.preload("json")
         os.close(agent.death_write)

@@ -210,11 +210,12 @@ class Standby:
         return report
 
     def go(self, *arguments: str, cwd: Path | None = None, **more: str) -> None:
-        """Release it: ``arguments`` as for :meth:`Agent.start`."""
+        """Release it as the agent does, which says nothing more: ``arguments`` as for :meth:`Agent.start`."""
         kind, target, *rest = arguments
         environment = self._owner.environment(**more)
         order = {"kind": kind, "target": target, "args": rest, "environment": environment}
         self.send({"go": {**order, "cwd": str(cwd or Path.cwd())}})
+        self.close()
 
     def close(self) -> None:
         """Close our end."""
