@@ -27,13 +27,12 @@ def create() -> str:
     except OSError:
         return "no CUDA driver is found (libcuda.so.1)"
     count, device, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
-    steps = (
-        lambda: driver.cuInit(0),
-        lambda: driver.cuDeviceGetCount(ctypes.byref(count)),
-        lambda: driver.cuDeviceGet(ctypes.byref(device), _local_rank() % max(1, count.value)),
-        lambda: driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+    failed = (
+        driver.cuInit(0)
+        or driver.cuDeviceGetCount(ctypes.byref(count))
+        or driver.cuDeviceGet(ctypes.byref(device), _local_rank() % max(1, count.value))
+        or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     )
-    failed = next((code for code in (step() for step in steps) if code), 0)
     return f"the CUDA driver refused with error {failed}" if failed else ""
 
 
