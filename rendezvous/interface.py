@@ -133,6 +133,41 @@ class Outcome(enum.Enum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True)
+class Question:
+    """What one agent wants to know of all other members of its generation. ``topic`` is the agents' own affair."""
+
+    generation: int
+    topic: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the other members said, by node id, as far as it could be read.
+
+    ``missing``: the node ids of members that said nothing in time. ``refused``: answers that made no sense, or were
+    too large.
+    """
+
+    said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    refused: int = 0
+
+
+Conclude = Callable[[Answers], Mapping[str, Any]]
+"""Run by who asked: what to tell all members, made of the answers. Pure and quick."""
+
+
+class Respondent(Protocol):
+    """Speaks for a node. Called on the agent's loop."""
+
+    async def answer(self, question: Question) -> Mapping[str, Any] | None:
+        """A JSON object of at most some 100 kB; ``None``: nothing to say. Must not raise."""
+
+    def learn(self, question: Question, outcome: Mapping[str, Any]) -> None:
+        """What came of a question that was asked within the last seconds, as another agent says: not to be trusted."""
+
+
 class Rendezvous(Protocol):
     """One node's view of the meeting point. No method blocks the event loop."""
 
@@ -144,6 +179,18 @@ class Rendezvous(Protocol):
 
     def announce_failure(self, generation: int, reason: str) -> None:
         """Tell all other nodes that this generation failed here. The first one to say it wins."""
+
+    def respond_with(self, respondent: Respondent) -> None:
+        """Who speaks for this node from now on. Without one no question is answered."""
+
+    async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
+        """Ask all other members; returns when all have answered, at the latest a moment after ``limit_s``.
+
+        With ``conclude`` all members learn the outcome, this one too, through :meth:`Respondent.learn`; of such
+        questions only one of each topic is asked at a time in the whole job. ``None``: it was not asked, because the
+        generation is not the present one, the meeting point cannot be reached, or another member asks the same: then
+        its outcome was waited for.
+        """
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Leave; with ``FINISHED`` wait for the other nodes, at most ``timeout_s``. Returns the job's exit code."""

@@ -7,13 +7,17 @@ import uuid
 
 from ftlaunch.rendezvous import ports
 from ftlaunch.rendezvous.interface import (
+    Answers,
+    Conclude,
     JoinFailed,
     Joining,
     Member,
     OnEvent,
     Outcome,
     Publish,
+    Question,
     RendezvousEvent,
+    Respondent,
     SettingsError,
     World,
     WorldAgreed,
@@ -62,6 +66,13 @@ class LocalRendezvous:
 
     def announce_failure(self, generation: int, reason: str) -> None:
         """Nobody else to tell."""
+
+    def respond_with(self, respondent: Respondent) -> None:
+        """Nobody else to answer."""
+
+    async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
+        """Nobody else to ask."""
+        return Answers()
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Nobody to wait for."""

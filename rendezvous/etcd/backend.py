@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 
+from ftlaunch.rendezvous.common.asking import Asking
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.iothread import IoThread
 from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
@@ -22,6 +23,7 @@ from ftlaunch.rendezvous.common.records import FailureRecord, HolderRecord, Reco
 from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.etcd import library
 from ftlaunch.rendezvous.etcd import settings as configuration
+from ftlaunch.rendezvous.etcd.asking import EtcdCarrier
 from ftlaunch.rendezvous.etcd.candidacy import Candidacy
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import EtcdError, Unreachable
@@ -34,11 +36,15 @@ from ftlaunch.rendezvous.etcd.settings import EtcdSettings
 from ftlaunch.rendezvous.etcd.site import Site, Tasks, log
 from ftlaunch.rendezvous.etcd.watch import Broken, Update, follow_ranges
 from ftlaunch.rendezvous.interface import (
+    Answers,
     Closed,
+    Conclude,
     Joining,
     OnEvent,
     Outcome,
     Publish,
+    Question,
+    Respondent,
     SettingsError,
     WorldAgreed,
 )
@@ -73,6 +79,7 @@ class EtcdRendezvous:
         self._trouble = "no answer yet"
         self._watching: Future[None] | None = None
         self._impatience: asyncio.TimerHandle | None = None
+        self._asking = Asking(node.node_id)
 
     # --- what the agent asks ------------------------------------------------------------------------------------------
 
@@ -94,6 +101,8 @@ class EtcdRendezvous:
         self._candidacy = Candidacy(
             self._site, self._membership, self._mirror, self._publish, DeskListener(self._on_mismatch, self._on_crash)
         )
+        self._carrier = EtcdCarrier(self._site, self._membership, self._mirror, self._asking.take)
+        self._asking.open(self._carrier, self._mirror.view)
         try:
             self._site.peer_port = self._doorbell.open()
         except OSError as error:
@@ -114,6 +123,14 @@ class EtcdRendezvous:
     def announce_failure(self, generation: int, reason: str) -> None:
         """One write; everybody else hears of it through the watch they have."""
         self._put_on_record(self._part.announce(generation, reason), "announcing a failure")
+
+    def respond_with(self, respondent: Respondent) -> None:
+        """See the interface."""
+        self._asking.respond_with(respondent)
+
+    async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
+        """Two writes, and one of each other member."""
+        return await self._asking.ask(question, limit_s, conclude)
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """See :class:`~.leaving.Leaving`."""
@@ -139,6 +156,8 @@ class EtcdRendezvous:
             self._impatience.cancel()
         await self._candidacy.close()
         await self._ring.close()
+        await self._asking.close()
+        self._carrier.close()
         await self._tasks.cancel_all()
         if self._watching is not None:
             self._watching.cancel()
@@ -214,6 +233,7 @@ class EtcdRendezvous:
         self._trouble = ""
         self._mirror.apply(update)
         self._react()
+        self._asking.see(self._mirror.questions())
 
     def _react(self) -> None:
         """Bring everything in line with what is known. May be called at any time, and twice."""

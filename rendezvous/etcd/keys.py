@@ -1,24 +1,28 @@
 """Where what lies in etcd: everything of one job is under ``/ftlaunch/<job id>/``.
 
-=====================  ========================================  ======================  =======================
-key                    meaning                                   written by              lives
-=====================  ========================================  ======================  =======================
-``nodes/<node id>``    address, slots, what it asks for          its agent               agent's lease
-``machines/<digest>``  which agent has this machine              its agent               agent's lease
-``leader``             who decides about the next generation     the first to create it  that agent's lease
-``growth``             nodes wait to be taken in                 the leader              that agent's lease
-``generations/<n>``    the rank table                            the leader              job lease
-``failures/<n>``       who ended generation n, why               the first to create it  job lease
-``finish/<node id>``   all ranks of this node succeeded          its agent               job lease
-``closed``             the job is over; reason and exit code     the first to create it  tombstone lease
-=====================  ========================================  ======================  =======================
+======================  ========================================  ======================  =======================
+key                     meaning                                   written by              lives
+======================  ========================================  ======================  =======================
+``nodes/<node id>``     address, slots, what it asks for          its agent               agent's lease
+``machines/<digest>``   which agent has this machine              its agent               agent's lease
+``leader``              who decides about the next generation     the first to create it  that agent's lease
+``growth``              nodes wait to be taken in                 the leader              that agent's lease
+``generations/<n>``     the rank table                            the leader              job lease
+``failures/<n>``        who ended generation n, why               the first to create it  job lease
+``finish/<node id>``    all ranks of this node succeeded          its agent               job lease
+``closed``              the job is over; reason and exit code     the first to create it  tombstone lease
+``asks/<name>``         a question to all members, its outcome    who asks                asker's lease
+``answers/<attempt>/``  what each member says to a question       that member             asker's lease
+======================  ========================================  ======================  =======================
 
 The job lease has an id that follows from the key prefix, so that every agent knows it; the leader renews it. It
 outlives the agents for a while: the restart counter and the node order survive the loss of all of them, yet nothing
 stays for ever.
 
-Keys that everybody watches and keys that only the leader watches lie in separate ranges: a thousand nodes that join
-must not cause a million messages.
+An answer is written only while its question is open, and deleted with the outcome.
+
+Keys that everybody watches and keys that only one watches (the leader, or who asks) lie in separate ranges: a thousand
+nodes that join, or answer, must not cause a million messages.
 """
 
 from __future__ import annotations
@@ -75,6 +79,18 @@ class Keys:
         """Why a generation ended."""
         return f"{self.prefix}failures/{generation:010d}"
 
+    def ask(self, name: str) -> str:
+        """The latest question of this name."""
+        return f"{self.prefix}asks/{quote(name, safe='')}"
+
+    def answers(self, attempt: str) -> KeyRange:
+        """All answers to one question."""
+        return below(f"{self.prefix}answers/{quote(attempt, safe='')}/")
+
+    def answer(self, attempt: str, node_id: str) -> str:
+        """What one member says to a question."""
+        return f"{self.answers(attempt).start}{quote(node_id, safe='')}"
+
     @property
     def leader(self) -> str:
         """Who decides."""
@@ -89,6 +105,11 @@ class Keys:
     def closed(self) -> str:
         """The job is over."""
         return f"{self.prefix}closed"
+
+    @property
+    def asks(self) -> KeyRange:
+        """All questions."""
+        return below(f"{self.prefix}asks/")
 
     @property
     def nodes(self) -> KeyRange:
@@ -112,9 +133,9 @@ class Keys:
 
     @property
     def public(self) -> tuple[KeyRange, ...]:
-        """What every agent watches: ``closed`` and ``failures/``; ``generations/``, ``growth`` and ``leader``."""
+        """What every agent watches: from ``asks/`` to ``failures/``, and from ``generations/`` to ``leader``."""
         return (
-            KeyRange(self.closed, f"{self.prefix}finish/"),
+            KeyRange(self.asks.start, f"{self.prefix}finish/"),
             KeyRange(f"{self.prefix}generations/", f"{self.prefix}machines/"),
         )
 

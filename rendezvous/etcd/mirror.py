@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from ftlaunch.rendezvous.common.asking import QuestionRecord
 from ftlaunch.rendezvous.common.decide import Roster, View
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -69,6 +70,11 @@ class Mirror:
             growth=self._one(self._keys.growth, GrowthRecord.decode),
             closed=self._one(self._keys.closed, ClosedRecord.decode),
         )
+
+    def questions(self) -> list[QuestionRecord]:
+        """What members have asked, with the outcome where there is one already."""
+        found = (self._read(kv, QuestionRecord.decode) for kv in self._below(self._keys.asks))
+        return [question for question in found if question is not None]
 
     def roster(self) -> Roster:
         """What only the leader sees."""

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from ftlaunch.rendezvous.common.asking import Asking, QuestionRecord
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.iothread import IoThread
@@ -29,11 +30,24 @@ from ftlaunch.rendezvous.common.records import (
     encode,
 )
 from ftlaunch.rendezvous.hub import settings as configuration
+from ftlaunch.rendezvous.hub.asking import HubCarrier
 from ftlaunch.rendezvous.hub.frames import Hello
 from ftlaunch.rendezvous.hub.link import Link
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
 from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
-from ftlaunch.rendezvous.interface import Closed, Joining, OnEvent, Outcome, Publish, SettingsError, WorldAgreed
+from ftlaunch.rendezvous.interface import (
+    Answers,
+    Closed,
+    Conclude,
+    Joining,
+    OnEvent,
+    Outcome,
+    Publish,
+    Question,
+    Respondent,
+    SettingsError,
+    WorldAgreed,
+)
 
 log = logging.getLogger("ftlaunch.rendezvous")
 
@@ -57,6 +71,7 @@ class HubRendezvous:
         self._wanted = Wanted(settings.job_id, settings.min_nodes, settings.max_nodes, settings.join_timeout_s)
         self._part = Part(node, self._wanted, self._why)
         self._doorbell = Doorbell(node.node_id)
+        self._asking = Asking(node.node_id)
         self._io = IoThread()
         self._view = View()
         self._hub: Hub | None = None
@@ -88,6 +103,7 @@ class HubRendezvous:
             lambda word, payload: self._post(self._on_frame, word, payload),
             lambda reason: self._post(self._on_trouble, reason),
         )
+        self._asking.open(HubCarrier(self._io, self._link), lambda: self._view)
         self._connecting = self._loop.create_task(self._connect())
         self._connecting.add_done_callback(self._connected)
         self._watch_clock()
@@ -106,6 +122,14 @@ class HubRendezvous:
     def announce_failure(self, generation: int, reason: str) -> None:
         """One line to the hosting node, one from there to every other."""
         self._say("failure", encode(self._part.announce(generation, reason)))
+
+    def respond_with(self, respondent: Respondent) -> None:
+        """See the interface."""
+        self._asking.respond_with(respondent)
+
+    async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
+        """Two lines to all, and one of each other member to this one."""
+        return await self._asking.ask(question, limit_s, conclude)
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """As the interface says. Leaving the node that hosts the rendezvous takes it away from the others."""
@@ -137,6 +161,7 @@ class HubRendezvous:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting})
+        await self._asking.close()
         await self._bounded(self._link.leave(), _CLOSE_S)
         for work in self._running[:1]:
             work.cancel()
@@ -243,6 +268,10 @@ class HubRendezvous:
                 self._view = replace(view, growth=GrowthRecord.decode(payload))
             elif word == "closed":
                 self._view = replace(view, closed=ClosedRecord.decode(payload))
+            elif word == "question":
+                self._asking.see([QuestionRecord.decode(payload)])
+            elif word == "answer":
+                self._asking.take(payload)
             elif word == "refused":
                 self._part.end_here(ClosedRecord.decode(payload).reason)
         except RecordError as error:

@@ -12,6 +12,8 @@ table      both                a rank table; from an agent: the last one it know
 growth     hub                 nodes wait to be taken in
 bye        agent               it leaves in good order
 ping       agent               a number; the hub answers ``pong`` with the same
+question   both                what one agent asks all others, and in the end what came of it
+answer     both                what one agent says to a question; the hub passes it on to who asked
 refused    hub                 this agent does not belong here; exit code and reason
 =========  ==================  ===========================================================
 """

@@ -43,6 +43,13 @@ class Link:
         if self._writer is not None:
             self._writer.write(frame(word, payload))
 
+    async def mention(self, word: str, payload: bytes) -> bool:
+        """Say it once, if there is a connection; whether there is."""
+        if self._writer is None:
+            return False
+        self._writer.write(frame(word, payload))
+        return True
+
     async def remember(self, word: str, payload: bytes | None) -> None:
         """Say it (or not any more) only after a new connection."""
         if payload is None:

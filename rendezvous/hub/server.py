@@ -26,6 +26,7 @@ from ftlaunch.rendezvous.common.records import (
 from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, frame, read_frame
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
+from ftlaunch.rendezvous.hub.questions import Questions
 from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.interface import Publish
 
@@ -60,12 +61,15 @@ class Hub:
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._departed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        questions = Questions(self._say_line, self._say_to)
         self._handlers: dict[str, Callable[[Guest, bytes], None]] = {
             "node": self._state.learn_node,
             "failure": self._state.learn_failure,
             "finish": self._state.learn_finish,
             "closed": self._state.learn_closed,
             "table": self._state.learn_table,
+            "question": questions.on_question,
+            "answer": questions.on_answer,
             "ping": self._on_ping,
         }
 
@@ -202,9 +206,7 @@ class Hub:
             self._state.depart(guest)
 
     def _on_ping(self, guest: Guest, payload: bytes) -> None:
-        writer = self._writers.get(guest.hello.node_id)
-        if writer is not None:
-            writer.write(frame("pong", payload))
+        self._say_to(guest.hello.node_id, frame("pong", payload))
 
     def _drop(self, guest: Guest) -> None:
         writer = self._writers.pop(guest.hello.node_id, None)
@@ -212,8 +214,15 @@ class Hub:
             writer.transport.abort()
 
     def _say(self, record: Spoken) -> None:
-        line = _line(record)
+        self._say_line(_line(record))
+
+    def _say_line(self, line: bytes) -> None:
         for writer in self._writers.values():
+            writer.write(line)
+
+    def _say_to(self, node_id: str, line: bytes) -> None:
+        writer = self._writers.get(node_id)
+        if writer is not None:
             writer.write(line)
 
 
