@@ -28,6 +28,7 @@ from ftlaunch.launcher.node import Node, WatchedCrew
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
+from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
@@ -162,7 +163,7 @@ class Job:
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
         agent, crew, narrator, node = self._build(hearing)
         run = str(self.place.run.path) if self.place.run is not None else ""
-        office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run)
+        office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run, self.peers)
         control = await commands.serve(office, hearing.endpoint.directory)
         self._settle_in(crew, guard, control.path)
         await self.views.open(hearing.watch, crew.pool.ready if crew.pool is not None else None)
@@ -194,6 +195,8 @@ class Job:
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
         helpers = bystanders.PIDS
         resume = self._make_resume(helpers)
+        rendezvous = meeting.make_rendezvous(self.config, resume.publish if resume is not None else _share_nothing)
+        self.peers = Peers(rendezvous)
         agent = Agent(
             State(
                 slots=self.config.workers.nproc,
@@ -202,7 +205,7 @@ class Job:
                 joins_late=resume is not None or bool(self.config.node.health_check),
             ),
             lambda history, now: _judge(self.config.restarts, agent.state.spent_before, history, now),
-            meeting.make_rendezvous(self.config, resume.publish if resume is not None else _share_nothing),
+            rendezvous,
             narrator,
         )
         if resume is not None:

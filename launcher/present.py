@@ -1,4 +1,4 @@
-"""The present state of a job, gathered from its parts for ``ftctl status``."""
+"""The present state of a node, gathered from the parts of the job for ``ftctl status``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from ftlaunch.launcher.state import WorkerStatus
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.commands import Office
-
-
-def job(office: Office, began_at: float, now: float) -> dict[str, Any]:
-    """The whole job, as far as this node knows it."""
-    return overview.merge([this_node(office, began_at, now)])
 
 
 def this_node(office: Office, began_at: float, now: float) -> dict[str, Any]:

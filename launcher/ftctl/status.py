@@ -32,16 +32,17 @@ _TIMEOUT_S = 5.0
     help="For --watch.",
 )
 @click.option("--all", "all_ranks", is_flag=True, help="Every rank in a row of its own, however many there are.")
+@click.option("--this-node", is_flag=True, help="Only the node of the agent that is asked; the others are left alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object; with --watch one per line.")
-def command(wanted: str | None, watch: bool, interval: float, all_ranks: bool, as_json: bool) -> None:
-    """Show a running job: its ranks, how long they may be silent, its progress, its restarts.
+def command(wanted: str | None, watch: bool, interval: float, all_ranks: bool, this_node: bool, as_json: bool) -> None:
+    """Show a running job: all its nodes and ranks, how long they may be silent, its progress, its restarts.
 
     SILENT / LIMIT is how long a rank has shown no progress and after how long it counts as stalled. A rate is that of
     the last steps. FAILED is how often a rank was the first to fail.
     """
     live = find_live(wanted)
 
-    source = _Source(live)
+    source = _Source(live, this_node)
     if not watch:
         _show(source.fetch(), as_json, all_ranks)
         return
@@ -56,8 +57,9 @@ def command(wanted: str | None, watch: bool, interval: float, all_ranks: bool, a
 class _Source:
     """Asks one agent again and again. One that does not answer for a while is no reason to stop watching."""
 
-    def __init__(self, live: LiveRun) -> None:
+    def __init__(self, live: LiveRun, this_node: bool) -> None:
         self._live = live
+        self._this_node = this_node
         self._last: Mapping[str, Any] | None = None
 
     def fetch(self) -> Mapping[str, Any]:
@@ -66,7 +68,7 @@ class _Source:
         Raises :class:`Refused` for the first question, and once the job has ended.
         """
         try:
-            status: Mapping[str, Any] = ask(self._live, "status", _TIMEOUT_S)
+            status: Mapping[str, Any] = ask(self._live, "status", _TIMEOUT_S, this_node=self._this_node)
         except Refused as error:
             if self._last is None or not is_running(self._live.path):
                 raise

@@ -19,6 +19,7 @@ from ftlaunch.launcher.commands import Desk, Office
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
 from ftlaunch.launcher.control import RequestError
 from ftlaunch.launcher.incident import FailureCause, Incident, Verdict
+from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.policy import judge
 from ftlaunch.launcher.present import describe_cause, describe_limit
 from ftlaunch.launcher.state import Ending, Phase, State
@@ -53,6 +54,9 @@ class Played:
     def join(self, joining: Any) -> None:
         self.records.append(f"join {joining.generation}")
 
+    def respond_with(self, respondent: Any) -> None:
+        """Nobody asks."""
+
     def announce_failure(self, generation: int, reason: str) -> None:
         self.records.append("announced")
 
@@ -66,7 +70,11 @@ def make_desk(state: State, restarts: RestartConfig = AS_LONG_AS_PROGRESS) -> tu
     agent.employ(played)
     config = Config(CommandConfig(CommandKind.SCRIPT, "train.py"), restarts=restarts)
     dumps = SimpleNamespace(clear=lambda rank: None, read=lambda rank: b"")
-    return Desk(Office(agent, played, played, played, config, cast(Any, dumps), "/runs/one")), agent, played
+    return (
+        Desk(Office(agent, played, played, played, config, cast(Any, dumps), "/runs/one", Peers(played))),
+        agent,
+        played,
+    )
 
 
 def request(desk: Desk, name: str, **arguments: Any) -> Any:
