@@ -101,6 +101,21 @@ def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> 
     return replace(state, ending=None, recovery=recovery), tuple(actions)
 
 
+def is_agreed(state: State, generation: int) -> bool:
+    """Whether this is the generation that was agreed on, and whose ranks were not started here yet."""
+    world = state.recovery.world if state.recovery is not None else None
+    return world is not None and world.generation == generation
+
+
+def forgo(state: State, generation: int, reason: str) -> Step:
+    """The generation that was agreed on ended before its ranks were started here: ask for the one after it."""
+    if state.recovery is None:
+        return state, ()
+    join = Join(Joining(generation + 1, state.slots, state.recovery.counts))
+    record = Record("generation_missed", generation, reason)
+    return replace(state, growth="", recovery=replace(state.recovery, world=None)), (record, join)
+
+
 def join_next(state: State, recovery: Recovery) -> Join:
     """Ask for the generation after this one."""
     return Join(Joining(state.generation + 1, state.slots, recovery.counts))
@@ -127,7 +142,6 @@ def start_if_ready(state: State, now: float) -> Step:
         generation=world.generation,
         world=world,
         spent_before=spent,
-        growth="",
         workers=workers,
         failure=None,
         recovery=None,

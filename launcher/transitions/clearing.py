@@ -83,8 +83,8 @@ def _late(state: State, event: ev.Event, now: float, judge: Judge) -> Decision:
 @on(ev.WorkerStalled, *CLEARING)
 @on(ev.SpawnFailed, *CLEARING)
 @on(ev.RestartRequested, Phase.JOINING, *CLEARING, Phase.LEAVING, Phase.DONE)
-@on(rdzv.PeerFailed, Phase.JOINING, Phase.RECLAIMING, Phase.DONE)
-@on(rdzv.MembershipChanged, Phase.JOINING, *CLEARING, Phase.LEAVING, Phase.DONE)
+@on(rdzv.PeerFailed, Phase.DONE)
+@on(rdzv.MembershipChanged, Phase.LEAVING, Phase.DONE)
 @on(rdzv.LeaseLost, Phase.LEAVING, Phase.DONE)
 def _moot(state: State, event: ev.Event, now: float, judge: Judge) -> Decision:
     return ignore(state, f"{type(event).__name__} makes no difference while {state.phase.value}")

@@ -5,21 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.actions import Exit, Manner, Record, StopWorkers
+from ftlaunch.launcher.actions import Action, Exit, Manner, Record, StopWorkers
 from ftlaunch.launcher.exit_codes import ExitCode, signal_name
-from ftlaunch.launcher.recover import fail
+from ftlaunch.launcher.recover import fail, forgo, is_agreed
 from ftlaunch.launcher.state import Ending, Judge, Phase, State
 from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, decided, end, ignore, on
 from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome
 
 
-@on(rdzv.PeerFailed, *ALIVE, Phase.STOPPING, Phase.LEAVING)
+@on(rdzv.PeerFailed, Phase.JOINING, *ALIVE, *CLEARING, Phase.LEAVING)
 def _peer_failed(state: State, event: rdzv.PeerFailed, now: float, judge: Judge) -> Decision:
+    reason = f"node {event.node_id} failed: {event.reason}"
+    if is_agreed(state, event.generation):
+        return decided(forgo(state, event.generation, reason), reason)
     # Also in the moment between the end of our ranks and our waiting for the others.
     if state.phase not in ALIVE and not _waits_for_peers(state):
         return ignore(state, f"makes no difference while {state.phase.value}")
-    reason = f"node {event.node_id} failed: {event.reason}"
     failure = ev.Failure(ev.FailureKind.PEER, event.generation, now, reason)
     return decided(fail(replace(state, ending=None), failure, now, judge), reason)
 
@@ -28,14 +30,19 @@ def _waits_for_peers(state: State) -> bool:
     return state.ending is not None and state.ending.outcome is Outcome.FINISHED
 
 
-@on(rdzv.MembershipChanged, *ALIVE)
+@on(rdzv.MembershipChanged, Phase.JOINING, *ALIVE, *CLEARING)
 def _membership_changed(state: State, event: rdzv.MembershipChanged, now: float, judge: Judge) -> Decision:
+    agreed = is_agreed(state, event.generation)
+    if state.phase not in ALIVE and not agreed:
+        return ignore(state, f"makes no difference while {state.phase.value}")
     # Somebody who asks for a new generation gets it; a node that only waits is taken in when the user wants it.
     wanted = event.urgent and (event.waiting == 0 or state.grow == "immediately")
     if not wanted:
         record = Record("nodes_waiting", event.generation, event.reason, fields={"waiting": event.waiting})
         later = event.urgent and event.waiting > 0 and state.grow == "at-checkpoint"
         return Decision(replace(state, growth=event.reason if later else ""), (record,), f"not now: {event.reason}")
+    if agreed:
+        return decided(forgo(state, event.generation, event.reason), event.reason)
     failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, event.reason)
     return decided(fail(state, failure, now, judge), event.reason)
 
@@ -57,11 +64,14 @@ def _lease_lost(state: State, event: rdzv.LeaseLost, now: float, judge: Judge) -
 
 @on(rdzv.LeaseLost, Phase.JOINING, *CLEARING)
 def _lease_lost_while_stopping(state: State, event: rdzv.LeaseLost, now: float, judge: Judge) -> Decision:
-    if state.phase is not Phase.STOPPING or state.manner is Manner.NOW:
-        return ignore(state, "no worker is running")
-    # Fencing leaves no time for anybody's grace.
-    stop = StopWorkers(state.generation, Manner.NOW, event.reason)
-    return Decision(replace(state, manner=Manner.NOW), (stop,), event.reason)
+    actions: tuple[Action, ...] = ()
+    if is_agreed(state, event.generation):
+        state, actions = forgo(state, event.generation, event.reason)
+    if state.phase is Phase.STOPPING and state.manner is not Manner.NOW:
+        # Fencing leaves no time for anybody's grace.
+        actions = (StopWorkers(state.generation, Manner.NOW, event.reason), *actions)
+        state = replace(state, manner=Manner.NOW)
+    return Decision(state, actions, event.reason) if actions else ignore(state, "no worker is running")
 
 
 @on(rdzv.Closed, Phase.JOINING, *ALIVE, *CLEARING)

@@ -43,7 +43,7 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
     if "refused" in world.shared:
         code = int(world.shared.get("refused_code", ExitCode.NO_PROGRESS))
         return end(state, Ending(Outcome.FAILED, code, str(world.shared["refused"])), Manner.NOW)
-    state = replace(state, recovery=replace(state.recovery, world=world))
+    state = replace(state, growth="", recovery=replace(state.recovery, world=world))
     state, actions = start_if_ready(state, now)
     return Decision(state, (record, *actions), f"generation {world.generation} agreed on")
 
@@ -77,7 +77,7 @@ def _workers_started(state: State, event: ev.WorkersStarted, now: float, judge: 
     return Decision(replace(state, phase=Phase.RUNNING), (record,), f"{len(event.pids)} ranks started")
 
 
-@on(ev.WorkersStarted, Phase.STOPPING, Phase.RECLAIMING, Phase.LEAVING, Phase.DONE)
+@on(ev.WorkersStarted, Phase.JOINING, *CLEARING, Phase.LEAVING, Phase.DONE)
 def _started_in_vain(state: State, event: ev.WorkersStarted, now: float, judge: Judge) -> Decision:
     return ignore(state, "the generation is being stopped already")
 

@@ -239,6 +239,38 @@ def test_peer_that_fails_while_our_finished_ranks_are_swept_brings_them_back() -
     assert the(do.StartWorkers, decision).world == world(1)
 
 
+CLEARED = (ev.WorkersGone(0), ev.Reclaimed(0), ev.BackoffOver(0))
+
+
+@pytest.mark.parametrize("cleared", [0, 1, 2], ids=["stopping", "reclaiming", "back-off"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        rdzv.PeerFailed(1, "b", "died"),
+        rdzv.LeaseLost(1, "cut off"),
+        rdzv.MembershipChanged(1, 0, "b asks", urgent=True),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_generation_that_is_over_before_it_began_here_is_never_started(cleared: int, over: ev.Event) -> None:
+    state = tell(running(), exited(0, -9), *CLEARED[:cleared], WorldAgreed(world(1)), judge=later).state
+    assert state.phase is (Phase.STOPPING, Phase.RECLAIMING, Phase.JOINING)[cleared]
+    decision = tell(state, over)
+    assert the(do.Join, decision).joining.generation == 2
+    assert none(do.Announce, decision), "that it failed is known"
+    decision = tell(decision.state, *CLEARED[cleared:], WorldAgreed(world(2)), now=9.0)
+    assert the(do.StartWorkers, decision).world == world(2)
+
+
+def test_waiting_node_is_remembered_also_when_it_is_told_of_before_the_start() -> None:
+    state = replace(tell(running(), exited(0, -9), WorldAgreed(world(1))).state, grow="at-checkpoint")
+    decision = tell(state, rdzv.MembershipChanged(1, 1, "c waits", urgent=True), ev.WorkersGone(0), ev.Reclaimed(0))
+    assert the(do.StartWorkers, decision).world == world(1)
+    assert (
+        the(do.Join, tell(decision.state, ev.WorkersStarted(1, (1, 2)), ev.CheckpointSaved(1))).joining.generation == 2
+    )
+
+
 def test_closed_job_ends_with_the_code_it_was_closed_with() -> None:
     decision = tell(running(), rdzv.Closed(76, "no progress"), ev.WorkersGone(0))
     assert the(do.StopWorkers, decision).manner is Manner.NOW
