@@ -68,6 +68,11 @@ class Member:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._process is not None
+
+    @property
     def endpoint(self) -> str:
         """``127.0.0.1:port``."""
         return f"127.0.0.1:{self.client_port}"
@@ -82,7 +87,9 @@ class Member:
         client = f"{self.scheme}://{self.endpoint}"
         binary = find_binary()
         assert binary is not None
-        command = [binary, "--name", self.name, "--data-dir", str(self.folder / self.name)]
+        # Nobody stops it if we are killed.
+        command = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        command += [binary, "--name", self.name, "--data-dir", str(self.folder / self.name)]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
         command += ["--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url]
         command += ["--initial-cluster", cluster, "--initial-cluster-token", token]
@@ -175,14 +182,17 @@ class EtcdCluster:
 
     def start(self, which: Sequence[int] | None = None) -> None:
         """Start members (all by default) and wait until they serve."""
-        cluster = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
         chosen = [self.members[index] for index in which] if which is not None else self.members
         for member in chosen:
-            member.start(cluster, self._token)
+            self.revive(member)
         for member in chosen:
             wait_until(member.is_listening, _START_S, "our own etcd to listen")
             if member.scheme == "http":
                 wait_until(member.is_healthy, _START_S, "etcd to be healthy")
+
+    def revive(self, member: Member) -> None:
+        """Start a member without waiting for it."""
+        member.start(",".join(f"{each.name}={each.peer_url}" for each in self.members), self._token)
 
     def stop(self) -> None:
         """Kill all members."""

@@ -3,6 +3,8 @@
 Resumes from FTLAUNCH_RESUME_FROM. Faults are taken once, by the rank and at the step that EXACT_FAULTS names:
 ``75:1:kill,120:0:raise``; kinds kill, raise, stop, spin, exit, oom (SIGKILL of itself after filling memory is left to
 the kernel's own tests), truncate, empty, pointer (the newest checkpoint is damaged, then the rank is killed).
+
+EXACT_STEP_S: so long a step pauses, after which a number in OUT/last takes the place of the number of steps.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ for entry in filter(None, os.environ.get("EXACT_FAULTS", "").split(",")):
     at, who, kind = entry.split(":")
     faults[int(at), int(who)] = kind
 checkpoints = out / "checkpoints"
+pause_s, last = float(os.environ.get("EXACT_STEP_S", "0")), out / "last"
 
 
 def save(step: int) -> None:
@@ -79,6 +82,7 @@ if heartbeat.resume_path():
     model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
 log = open(out / f"steps-{rank}.jsonl", "a", buffering=1)  # noqa: SIM115
+log.write(json.dumps({"step": step, "generation": generation, "at": time.monotonic()}) + "\n")
 
 while step < steps:
     batch = torch.randn(8, 32, generator=torch.Generator().manual_seed(step * world + rank))
@@ -96,6 +100,10 @@ while step < steps:
     if (step, rank) in faults and not taken.exists():
         taken.touch()
         hurt(faults[step, rank])
+    if pause_s:
+        time.sleep(pause_s)
+        if last.exists():
+            steps = int(last.read_text())
 if rank == 0:
     digest = hashlib.sha256()
     for tensor in model.module.state_dict().values():
