@@ -54,11 +54,9 @@ def account(ledger: Mapping[int, Sequence[Entry]], finished: bool = True) -> Ste
     Steps that are made again since the last checkpoint are counted, and are no problem. ``finished``: the job went on
     to its own end, so all ranks must have come equally far.
     """
-    lives = {rank: _lives(entries) for rank, entries in sorted(ledger.items()) if entries}
-    numbered = {
-        rank: found for rank, found in lives.items() if all(step is not None for life in found for step in life)
-    }
-    if not numbered or len(numbered) < len(lives):
+    # The first optimizer step of a life is noticed before the script tells its number: what has none is left out then.
+    numbered = {rank: found for rank, entries in sorted(ledger.items()) if (found := _lives(entries))}
+    if not numbered or len(numbered) < sum(map(bool, ledger.values())):
         return StepAccount(problems=_counts(ledger))
     stride = _stride(numbered)
     problems: list[str] = []
@@ -75,7 +73,7 @@ def account(ledger: Mapping[int, Sequence[Entry]], finished: bool = True) -> Ste
 
 def _lives(entries: Sequence[Entry]) -> list[list[int]]:
     by_life = itertools.groupby(entries, lambda entry: (entry.pid, entry.generation))
-    return [[entry.step for entry in life] for _, life in by_life]  # type: ignore[misc]
+    return [steps for _, life in by_life if (steps := [entry.step for entry in life if entry.step is not None])]
 
 
 def _counts(ledger: Mapping[int, Sequence[Entry]]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     seed = random.randrange(_SEEDS) if args.seed is None else args.seed
     plan = draw(seed, args.minutes * 60)
-    _tell(f"seed {seed}: {len(plan)} faults in {args.minutes:g} min; again: --seed {seed} --minutes {args.minutes:g}")
+    _tell(f"seed {seed}: at most {len(plan)} faults; the same plan: --seed {seed} --minutes {args.minutes:g}")
     for line in describe(plan):
         _tell(f"  {line}")
     if args.plan:

@@ -1,7 +1,7 @@
 """What goes wrong, and when: a pure function of seed and length.
 
-The moments are those of the plan; what a fault meets there (which step, which process is just being started) is left to
-the machine and differs from run to run.
+The moments are those of the plan, on a clock that stands still while the job recovers; what a fault meets there (which
+step, which process is just being started) is left to the machine and differs from run to run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _SPARED_FROM = 0.34
 
 @dataclass(frozen=True)
 class Strike:
-    """One fault. ``at_s`` after the first step; then ``delay_s`` after the next event ``during`` of any node, if named.
+    """One fault. ``at_s`` on the plan's clock; then ``delay_s`` after the next event ``during`` of any node, if named.
 
     ``hold_s``: how long it lasts, or until what was killed is started again.
     """

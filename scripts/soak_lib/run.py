@@ -26,6 +26,9 @@ _START_S, _STUCK_S, _END_S, _LEFT_S = 90.0, 120.0, 180.0, 5.0
 _TRIGGER_S = 8.0
 """So long a fault waits for its event; then it happens anyway."""
 _LOOK_S, _GAUGE_S = 0.1, 1.0
+_STEPPING_S, _LONG_S = 1.0, 12.0
+"""The plan's clock stands still while no rank has made a step for the first time, and goes on after the second: faults
+come to a job that trains, during a recovery where the plan says so, and in one that takes long."""
 _AFTER_STEPS = 50
 
 
@@ -43,6 +46,7 @@ class Soak:
         self._gauged_at = 0.0
         self._began_at = clock.monotonic()
         self._progress = (0, self._began_at)
+        self._plan_s, self._passed_at = 0.0, self._began_at
         self._cleared: set[str] = set()
         self.done: list[tuple[float, Strike, str]] = []
         self.alive = Check("one generation at a time")
@@ -58,7 +62,7 @@ class Soak:
                 stage.start()
                 if self._pass(stage, lambda: self._is_training(stage), _START_S):
                     self._tell("training has begun")
-                    self._began_at, self._to_come = clock.monotonic(), list(self._plan)
+                    self._began_at, self._plan_s, self._to_come = clock.monotonic(), 0.0, list(self._plan)
                     self._pass(stage, lambda: False, self._seconds)
                 else:
                     self._violated(self.end, f"no step within {_START_S:g} s")
@@ -88,6 +92,7 @@ class Soak:
                 for event in agent.tail.events[-new:] if (new := agent.tail.read()) else ():
                     self._hear(event)
             now = clock.monotonic()
+            self._advance(now)
             stage.tend(now)
             self._strike_what_is_due(stage, now)
             self._look(stage, now)
@@ -95,9 +100,15 @@ class Soak:
                 return True
             if now >= end_at or self._is_stuck(stage, now):
                 return False
-            due = [at for at, _ in self._timed] + [self._began_at + each.at_s for each in self._to_come[:1]]
+            due = [at for at, _ in self._timed] + [now + each.at_s - self._plan_s for each in self._to_come[:1]]
             pause_s = min(_LOOK_S, *(at - now for at in (end_at, stage.next_due(), *due)))
             self._waiter.wait(max(0.0, pause_s), [agent.pidfd for agent in stage.running])
+
+    def _advance(self, now: float) -> None:
+        idle_s = now - self._progress[1]
+        if idle_s < _STEPPING_S or idle_s > _LONG_S:
+            self._plan_s += now - self._passed_at
+        self._passed_at = now
 
     def _is_training(self, stage: Stage) -> bool:
         return any(event["event"] == "training_resumed" for agent in stage.agents for event in agent.tail.events)
@@ -110,7 +121,7 @@ class Soak:
             self._timed.append((clock.monotonic() + entry[0].delay_s, entry[0]))
 
     def _strike_what_is_due(self, stage: Stage, now: float) -> None:
-        while self._to_come and self._began_at + self._to_come[0].at_s <= now:
+        while self._to_come and self._to_come[0].at_s <= self._plan_s:
             strike = self._to_come.pop(0)
             if strike.during:
                 self._armed.append((strike, now))

@@ -12,9 +12,9 @@ from typing import Any
 from ftlaunch.launcher import proctree
 
 WINDOW_S = 15.0
-_LEAST_WINDOWS = 4
-ALLOWED = {"descriptors": 4.0, "threads": 2.0, "PSS in MiB": 6.0, "keys in etcd": 12.0}
-"""By how much each may grow between the beginning and the end of a life, when nothing is going on."""
+_LEAST_WINDOWS = 8
+ALLOWED = {"descriptors": 8.0, "threads": 3.0, "PSS in MiB": 8.0, "keys in etcd": 12.0}
+"""By how much each may grow between the first half of a life and the second."""
 _SHOWN = 5
 
 
@@ -108,18 +108,19 @@ class Gauges:
 
 
 def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """The floor (the least value in a window of time) of the second window and of the last whole one.
+    """The highest floor (the least value in a window of time) of the first half, and of the second.
 
-    What is in use rises and falls with every recovery; the floor is what stays. The first window is the start-up.
+    What is in use rises and falls with every recovery, and stays low in a long one; a leak lifts the floor for good.
+    ``None`` for less than two minutes.
     """
-    if not samples:
-        return None
     windows: dict[int, float] = {}
     for at, value in samples:
         number = int((at - samples[0][0]) // WINDOW_S)
         windows[number] = min(value, windows.get(number, value))
-    whole = [windows[number] for number in sorted(windows)[1:-1]]
-    return (whole[0], whole[-1]) if len(whole) >= _LEAST_WINDOWS - 2 else None
+    # The last one is not whole.
+    floors = [windows[number] for number in sorted(windows)[:-1]]
+    half = len(floors) // 2
+    return (max(floors[:half]), max(floors[half:])) if len(floors) >= _LEAST_WINDOWS else None
 
 
 def dead_steps(folder: Path) -> Check:

@@ -51,6 +51,13 @@ def test_ranks_come_equally_far_unless_the_job_was_stopped() -> None:
     assert account(ledger, finished=False).problems == ()
 
 
+def test_first_step_of_a_life_that_is_noticed_before_it_is_told_makes_no_difference() -> None:
+    noticed = [Entry(entry.pid, entry.generation, 0, None) for entry in lives([1], [1])]
+    first, second = lives(range(1, 6), range(4, 9))[:5], lives(range(1, 6), range(4, 9))[5:]
+    told = account({0: [noticed[0], *first, noticed[1], *second], 1: [*first, *second]})
+    assert (told.known, told.problems, told.last, told.repeated) == (True, (), 8, 2)
+
+
 def test_without_numbers_only_gaps_in_a_life_are_seen() -> None:
     good = [Entry(1, 0, count, None) for count in (1, 2, 3)] + [Entry(2, 1, count, None) for count in (1, 2)]
     told = account({0: good})
