@@ -142,7 +142,8 @@ class Crew:
             try:
                 self.workers.append(worker or self._start_cold(rank))
             except SpawnError as error:
-                failed = ev.SpawnFailed(world.generation, rank.local_rank, str(error))
+                pids = tuple(worker.pid for worker in self.workers)
+                failed = ev.SpawnFailed(world.generation, rank.local_rank, str(error), pids)
                 break
         self._ear.expect(world, self.workers)
         # Also when one could not be started: the end of those before it is waited for.

@@ -57,11 +57,12 @@ class WorkersStarted:
 
 @dataclass(frozen=True)
 class SpawnFailed:
-    """A rank could not be started at all."""
+    """A rank could not be started at all. ``pids`` of those that were, by local rank."""
 
     generation: int
     local_rank: int
     reason: str
+    pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

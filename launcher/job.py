@@ -13,7 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftlaunch.launcher import abandoned, bystanders, clock, commands, kernel, meeting, numa, parent, signals, staleness
+from ftlaunch.launcher import (
+    abandoned,
+    bystanders,
+    clock,
+    commands,
+    kernel,
+    meeting,
+    numa,
+    parent,
+    signals,
+    staleness,
+    ulimits,
+)
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.agent import Agent
@@ -106,6 +118,7 @@ def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
     config = parsed.config
     ensure_standard_fds()
     kernel.require_pidfd()
+    ulimits.require_room(config.workers.nproc, config.rendezvous.max_nodes)
     console = Console()
     say = speak(console, config.logs.level)
     report = ""
@@ -242,6 +255,11 @@ class Job:
     def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:
         command = self.config.command
         if self.config.standby.mode is StandbyMode.OFF or command.kind is CommandKind.BINARY:
+            return None
+        if ulimits.files_left() < ulimits.files_needed(
+            self.config.workers.nproc, True, self.config.rendezvous.max_nodes
+        ):
+            self.say.warning("no standbys: too few open files are allowed for them; raise the limit (ulimit -n)")
             return None
         paths = staleness.watched_paths(command.interpreter, command.target)
         return StandbyPool(

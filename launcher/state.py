@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftlaunch.launcher.actions import Manner
@@ -109,6 +109,11 @@ class State:
     def with_worker(self, worker: WorkerState) -> State:
         """The same with one rank replaced."""
         return replace(self, workers={**self.workers, worker.local_rank: worker})
+
+    def with_pids(self, pids: Sequence[int]) -> State:
+        """The same once these ranks run, by local rank."""
+        started = {number: replace(self.workers[number], pid=pid) for number, pid in enumerate(pids)}
+        return replace(self, workers={**self.workers, **started})
 
     @property
     def all_exited(self) -> bool:

@@ -187,9 +187,12 @@ class Teardown:
 
 
 def _is_dying(pid: int) -> bool:
-    """Dead of something else already, although its death was not reported yet: that comes only after its memory."""
+    """Dead of something else already, although its death was not reported yet: that comes only after its memory.
+
+    A child that was not reaped has an entry: where none can be read (no descriptor is left), nothing is known.
+    """
     entry = proctree.read_entry(pid)
-    return entry is None or entry.exiting or entry.state in "ZX"
+    return entry is not None and (entry.exiting or entry.state in "ZX")
 
 
 def _is_stopped(pid: int) -> bool:

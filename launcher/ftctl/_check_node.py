@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ftlaunch.heartbeat import endpoint
-from ftlaunch.launcher import kernel, spare_room
+from ftlaunch.launcher import kernel, spare_room, ulimits
 from ftlaunch.launcher.config import CommandKind, Config, StandbyMode
 from ftlaunch.launcher.errors import SpawnError, UsageError
 from ftlaunch.launcher.evidence import cgroups
@@ -30,8 +30,6 @@ _SHM = "/dev/shm"
 _SHM_SMALL = 1 << 30
 _STORAGE_TIMEOUT_S = 5.0
 _NVML_TIMEOUT_S = 30.0
-_FDS_PER_RANK = 12
-_FDS_BASE = 100
 
 
 def check_node(config: Config) -> Iterator[Finding]:
@@ -127,9 +125,12 @@ def _memory(config: Config) -> Iterator[Finding]:
 
 def _limits(config: Config) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FDS_BASE + _FDS_PER_RANK * config.workers.nproc
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        yield error("ulimit -n", f"{soft} open files are allowed, {config.workers.nproc} ranks need about {needed}")
+    ranks, nodes = config.workers.nproc, config.rendezvous.max_nodes
+    least, most = (ulimits.files_needed(ranks, standbys, nodes) for standbys in (False, True))
+    if soft != resource.RLIM_INFINITY and soft < least:
+        yield error("ulimit -n", f"{soft} open files are allowed, {counted(ranks, 'rank')} need about {least}")
+    elif soft != resource.RLIM_INFINITY and soft < most and config.standby.mode is not StandbyMode.OFF:
+        yield warning("ulimit -n", f"{soft} open files are allowed, with standbys about {most} are needed")
     else:
         yield ok("ulimit -n", "unlimited" if soft == resource.RLIM_INFINITY else str(soft))
 

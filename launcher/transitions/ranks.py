@@ -112,4 +112,4 @@ def _spawn_failed(state: State, event: ev.SpawnFailed, now: float, judge: Judge)
     failure = ev.Failure(
         ev.FailureKind.SPAWN, event.generation, now, event.reason, event.local_rank, exit_code=ExitCode.USAGE
     )
-    return decided(fail(state, failure, now, judge), event.reason)
+    return decided(fail(state.with_pids(event.pids), failure, now, judge), event.reason)

@@ -71,8 +71,7 @@ def _join_failed_late(state: State, event: rdzv.JoinFailed, now: float, judge: J
 
 @on(ev.WorkersStarted, Phase.STARTING)
 def _workers_started(state: State, event: ev.WorkersStarted, now: float, judge: Judge) -> Decision:
-    for local_rank, pid in enumerate(event.pids):
-        state = state.with_worker(replace(state.workers[local_rank], pid=pid))
+    state = state.with_pids(event.pids)
     record = Record("workers_started", event.generation, fields={"pids": list(event.pids), "warm": event.warm})
     return Decision(replace(state, phase=Phase.RUNNING), (record,), f"{len(event.pids)} ranks started")
 

@@ -46,8 +46,13 @@ def test_ranks_before_one_that_cannot_be_started_are_not_waited_for(
     ftlaunch: Launcher, script: Script, tmp_path: Path
 ) -> None:
     train = script("time.sleep(600)")
-    # Too few descriptors for 20 ranks, enough for some.
-    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    # Too few descriptors for 20 ranks, enough for some; and that is so only once it was looked whether they suffice.
+    limit = """
+import resource, sys
+def lower(event, arguments):
+    if event == "socket.bind": resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+sys.addaudithook(lower)
+"""
     (tmp_path / "sitecustomize.py").write_text(limit)
     options = ("--nproc-per-node", "20", "--unkillable-timeout", "600")
     job = ftlaunch(*options, train, env={"PYTHONPATH": str(tmp_path)})
