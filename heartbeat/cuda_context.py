@@ -2,7 +2,8 @@
 
 The driver is asked directly, so that no library takes part: what the script sees of torch is as in a cold
 start (``torch.cuda.is_initialized()`` is still false), only the *primary context*, which every user of the CUDA runtime
-shares (CUDA Driver API, "Primary Context Management"), is there already. It costs some 500 MB of GPU memory.
+shares (CUDA Driver API, "Primary Context Management"), is there already. It holds GPU memory as long as the standby
+waits.
 
 What can't be hidden: a child forked before the script itself uses CUDA can't use it either.
 """
