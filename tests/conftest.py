@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support import leaks, users
 from support.jobs import Launcher
@@ -19,6 +20,12 @@ _MARKER = f"FTLAUNCH_TEST_SESSION={uuid.uuid4().hex}"
 _SETTLE_S = 3.0
 _PRIVATE = ("home", "state", "run", "cache", "tmp")
 _session: list[Path] = []
+
+# How long an example takes says something about the machine, not about the product.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("any-machine")
 
 
 def pytest_configure() -> None:
