@@ -133,8 +133,9 @@ class Soak:
         for timed in [timed for timed in self._timed if timed[0] <= now]:
             self._timed.remove(timed)
             what = stage.strike(timed[1])
-            self.done.append((clock.monotonic() - self._began_at, timed[1], what))
-            self._tell(f"{timed[1]}{f' ({what})' if what else ''}")
+            at_s = clock.monotonic() - self._began_at
+            self.done.append((at_s, timed[1], what))
+            self._tell(f"{at_s:6.1f} s: {timed[1]}{f' ({what})' if what else ''}")
 
     # -- looking ------------------------------------------------------------------------------------------------
 
