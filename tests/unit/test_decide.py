@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
@@ -302,108 +299,6 @@ def test_checkpoint_alone_changes_nothing_and_a_node_that_asks_is_heard_whatever
 def test_events_of_an_older_generation_are_dropped(event: ev.Event) -> None:
     state = running(1)
     assert decide(state, event, 0.0, always) == Decision(state, (), f"{type(event).__name__} of generation 0 is stale")
-
-
-def all_events(generation: int) -> list[ev.Event]:
-    g = generation
-    return [
-        WorldAgreed(world(g)),
-        WorldAgreed(world(g + 1)),
-        rdzv.Parked(g, "spare"),
-        rdzv.PeerFailed(g, "b", "x"),
-        rdzv.MembershipChanged(g, 1, "x"),
-        rdzv.MembershipChanged(g, 1, "x", urgent=True),
-        rdzv.LeaseLost(g, "x"),
-        rdzv.Closed(0, "x"),
-        rdzv.JoinFailed(g + 1, "x"),
-        exited(0, 0, g),
-        exited(1, 0, g),
-        exited(0, -9, g),
-        exited(1, 1, g),
-        ev.WorkerFailing(g, 0, WORDS),
-        ev.WorkerStalled(g, 1, "silent", "x"),
-        ev.SpawnFailed(g, 0, "x"),
-        ev.FirstBeat(g),
-        ev.WorkersGone(g),
-        ev.WorkersUnkillable(g, "x"),
-        ev.Reclaimed(g),
-        ev.NodeUnhealthy(g, "x"),
-        ev.SignalReceived(15),
-        ev.SignalReceived(2),
-        ev.RestartRequested(g, "x"),
-        ev.StopRequested(g, "x"),
-        ev.StopRequested(g, "x", 0),
-        ev.BackoffOver(g),
-        ev.Left(0),
-    ]
-
-
-class World1:
-    """Answers actions the way the real world does, and checks that they make sense together."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.state = State(slots=SLOTS)
-        self.alive = False
-        self.exits: list[do.Exit] = []
-        self.answers: list[ev.Event] = []
-        self.tell(ev.Started())
-
-    def tell(self, event: ev.Event) -> None:
-        judge = self.random.choice([always, always, never, later])
-        decision = decide(self.state, event, 0.0, judge)
-        self.state = decision.state
-        assert decision.reason
-        for action in decision.actions:
-            self.perform(action)
-
-    def perform(self, action: do.Action) -> None:
-        if isinstance(action, do.StartWorkers):
-            assert not self.alive, "two generations alive"
-            self.alive = True
-            self.answers = [ev.WorkersStarted(action.world.generation, (1, 2))]
-        elif isinstance(action, do.StopWorkers):
-            kind = ev.WorkersGone if self.random.random() < 0.95 else None
-            self.answers.append(kind(action.generation) if kind else ev.WorkersUnkillable(action.generation, "x"))
-        elif isinstance(action, do.Reclaim):
-            assert not self.alive
-            self.answers.append(ev.Reclaimed(action.generation))
-        elif isinstance(action, do.Join):
-            self.answers.append(WorldAgreed(world(action.joining.generation)))
-        elif isinstance(action, do.WakeAt):
-            self.answers.append(ev.BackoffOver(action.generation))
-        elif isinstance(action, do.Leave):
-            self.answers.append(ev.Left(action.exit_code))
-        elif isinstance(action, do.Exit):
-            self.exits.append(action)
-
-    def unprompted(self) -> list[ev.Event]:
-        """What may happen without an action of ours before it; ranks only speak while they live."""
-        answers = (WorldAgreed, ev.WorkersGone, ev.WorkersUnkillable, ev.Reclaimed, ev.Left, ev.SpawnFailed)
-        of_ranks = (ev.WorkerExited, ev.WorkerFailing, ev.WorkerStalled)
-        events = [e for e in all_events(max(0, self.state.generation)) if not isinstance(e, answers)]
-        return [e for e in events if self.alive or not isinstance(e, of_ranks)]
-
-    def answer(self) -> None:
-        event = self.answers.pop(self.random.randrange(len(self.answers)))
-        if isinstance(event, ev.WorkersGone):
-            self.alive = False
-        self.tell(event)
-
-
-@given(st.integers(0, 2**32), st.integers(0, 60))
-def test_any_order_of_events_keeps_the_rules_and_a_stop_always_ends(seed: int, length: int) -> None:
-    subject = World1(seed)
-    for _ in range(length):
-        if subject.answers and subject.random.random() < 0.5:
-            subject.answer()
-        else:
-            subject.tell(subject.random.choice(subject.unprompted()))
-    subject.tell(ev.SignalReceived(15))
-    for _ in range(20):
-        if subject.answers:
-            subject.answer()
-    assert len(subject.exits) == 1 and subject.state.phase is Phase.DONE
 
 
 def test_ending_is_kept_when_the_job_is_left() -> None:
