@@ -26,7 +26,7 @@ _START_S, _STUCK_S, _END_S, _LEFT_S = 90.0, 120.0, 180.0, 5.0
 _TRIGGER_S = 8.0
 """So long a fault waits for its event; then it happens anyway."""
 _LOOK_S, _GAUGE_S = 0.1, 1.0
-_STEPPING_S, _LONG_S = 1.0, 12.0
+_STEPPING_S, _LONG_S = 1.0, 40.0
 """The plan's clock stands still while no rank has made a step for the first time, and goes on after the second: faults
 come to a job that trains, during a recovery where the plan says so, and in one that takes long."""
 _AFTER_STEPS = 50
