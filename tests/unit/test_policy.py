@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlaunch.launcher.config import RestartBudget, RestartConfig
-from ftlaunch.launcher.generations import GenerationRecord, poisoned_paths
+from ftlaunch.launcher.generations import MAX_PORT_RETRIES, GenerationRecord, poisoned_paths
 from ftlaunch.launcher.policy import Verdict, backoff_s, judge
 
 KILLED = GenerationRecord(0, "signal", 0.0, exit_code=-9)
@@ -394,3 +395,17 @@ def test_a_total_is_never_exceeded(fates: list[GenerationRecord], total: int) ->
     restarts, last, _ = run(fates, RestartConfig(max_restarts=total))
     assert restarts <= total
     assert not last.restart or fates[-1].kind == "request"
+
+
+@given(st.lists(records, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_without_progress_every_job_comes_to_an_end(fates: list[GenerationRecord], chance: random.Random) -> None:
+    # A limit of its own for each kind; at worst they alternate.
+    still = [replace(fate, beaten=False, step=None, ticks=0, checkpoints=0, checkpoint_step=None) for fate in fates]
+    config = RestartConfig(max_membership_changes=5)
+    most = (config.max_no_progress + MAX_PORT_RETRIES) * (config.max_membership_changes + 1)
+    history: list[GenerationRecord] = []
+    while len(history) <= most:
+        history.append(replace(chance.choice(still), generation=len(history), ended_at=10.0 * len(history)))
+        if not judge(history, history[-1].ended_at, config).restart:
+            return
+    raise AssertionError([record.kind for record in history])
