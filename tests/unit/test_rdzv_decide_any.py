@@ -39,6 +39,8 @@ class Agent:
     standing: Standing
     since: int
     heard: list[RendezvousEvent] = field(default_factory=list)
+    clears: bool = False
+    """Heard of the end of its generation, and asks for the next one when its ranks are gone."""
 
     @property
     def node(self) -> Node:
@@ -61,7 +63,8 @@ class Meeting:
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def happen(self) -> None:
-        self.random.choice([self.arrive, self.die, self.fail, self.ask, self.finish, self.wait, *[self.turn] * 6])()
+        rare = [self.arrive, self.die, self.fail, self.ask, self.finish, self.wait]
+        self.random.choice([*rare, *[self.turn] * 6, self.clear])()
 
     def arrive(self) -> None:
         name = self.random.choice(NAMES)
@@ -85,6 +88,11 @@ class Meeting:
         agent = self.working()
         if agent is not None:
             self.join(agent)
+
+    def clear(self) -> None:
+        for agent in self.agents.values():
+            if agent.clears:
+                self.join(agent)
 
     def finish(self) -> None:
         agent = self.working()
@@ -111,6 +119,7 @@ class Meeting:
     def join(self, agent: Agent) -> None:
         agent.standing = replace(agent.standing, asked=(agent.standing.seated or 0) + 1)
         self.finished.pop(agent.standing.node_id, None)
+        agent.clears = False
 
     # -- what is decided ------------------------------------------------------------------------------------------
 
@@ -171,8 +180,7 @@ class Meeting:
             self.require_new(agent, before, event)
             agent.heard.append(event)
             ends = not isinstance(event, (WorldAgreed, Parked, Closed))
-            if ends and not (isinstance(event, MembershipChanged) and self.random.random() < 0.5):
-                self.join(agent)
+            agent.clears = ends and not (isinstance(event, MembershipChanged) and event.waiting)
 
     def require_new(self, agent: Agent, before: Standing, event: RendezvousEvent) -> None:
         assert not any(isinstance(each, Closed) for each in agent.heard), "hears something after the end"
@@ -193,6 +201,7 @@ class Meeting:
                 self.decide()
             for agent in self.agents.values():
                 self.tell(agent)
+            self.clear()
             self.now += LAST_CALL_S / 2
 
 
