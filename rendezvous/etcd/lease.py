@@ -49,12 +49,13 @@ async def keep(client: EtcdClient, lease: Lease, clock: Callable[[], float] = bo
     Every other error is tried again, for as long as it takes: only the server's word ends a lease, and only the
     clock ends our trust in it.
     """
-    pause_s = lease.ttl_s / 3
     retry = Policy(initial_s=0.05, max_s=lease.ttl_s / 6)
     failed = 0
     while True:
-        # Renewed early enough for two further tries before the margin is touched.
-        await asyncio.sleep(retry.pause(failed - 1, 0.0) if failed else pause_s)
+        # Early enough for two further tries before the margin is touched. From the last sending, too: an answer that
+        # took long, as across an outage, has used up some of the time.
+        due_s = lease.valid_until - lease.ttl_s * 2 / 3 - clock()
+        await asyncio.sleep(retry.pause(failed - 1, 0.0) if failed else max(0.0, due_s))
         sent = clock()
         try:
             ttl = await client.keep_alive(lease.lease_id, timeout_s=max(0.3, lease.ttl_s / 6))

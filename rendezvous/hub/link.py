@@ -116,7 +116,7 @@ class Link:
         writer.transport.abort()
 
     def _answered(self, payload: bytes) -> None:
-        sent = self._sent.pop(int(payload), None) if payload.isdigit() else None
+        sent = self._sent.pop(int(payload), None) if payload.isdigit() and len(payload) < 20 else None
         if sent is not None:
             self.valid_until = max(self.valid_until, sent + self._settings.node_timeout_s)
 

@@ -104,12 +104,14 @@ class FakeServer:
         return 7, ttl_s
 
 
-def kept(monkeypatch: pytest.MonkeyPatch, *results: object) -> tuple[leases.Lease, FakeServer, FakeTime]:
-    """Renew a lease of 9 s until the server says that it is gone."""
+def kept(
+    monkeypatch: pytest.MonkeyPatch, *results: object, left_s: float = 9.0
+) -> tuple[leases.Lease, FakeServer, FakeTime]:
+    """Renew a lease of 9 s, of which some is left, until the server says that it is gone."""
     time = FakeTime()
     monkeypatch.setattr(leases.asyncio, "sleep", time.sleep)
     server = FakeServer(time, *results)
-    lease = leases.Lease(7, 9.0, time.now + 9.0)
+    lease = leases.Lease(7, 9.0, time.now + left_s)
     with pytest.raises(leases.LeaseOver):
         asyncio.run(leases.keep(server, lease, time.clock))  # type: ignore[arg-type]
     return lease, server, time
@@ -117,8 +119,8 @@ def kept(monkeypatch: pytest.MonkeyPatch, *results: object) -> tuple[leases.Leas
 
 def test_a_lease_is_valid_from_when_its_renewal_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     lease, server, _ = kept(monkeypatch, 9, 9, 0)
-    assert server.sent == [103.0, 106.5, 110.0]
-    assert lease.valid_until == 106.5 + 9.0
+    assert server.sent == [103.0, 106.0, 109.0]
+    assert lease.valid_until == 106.0 + 9.0
 
 
 def test_a_granted_lease_counts_from_before_the_answer() -> None:
@@ -127,12 +129,19 @@ def test_a_granted_lease_counts_from_before_the_answer() -> None:
     assert lease.valid_until == 109.0
 
 
+def test_a_lease_that_was_long_in_coming_is_renewed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As when it was asked for while the node was cut off.
+    lease, server, _ = kept(monkeypatch, 9, 0, left_s=4.0)
+    assert server.sent == [100.0, 103.0]
+    assert lease.valid_until == 109.0
+
+
 def test_every_error_but_the_servers_word_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [Unreachable("down"), Refused("password"), EtcdError("odd"), Unreachable("down")]
     lease, server, time = kept(monkeypatch, 9, *errors, 9, LeaseGone("gone"))
     assert len(server.sent) == 7
     # Quickly at first: there is still time before the lease ends.
-    assert time.slept[1:5] == [3.0, 0.05, 0.1, 0.2]
+    assert time.slept[1:5] == [2.5, 0.05, 0.1, 0.2]
     assert lease.valid_until == server.sent[5] + 9.0
     assert lease.trouble == ""
 
