@@ -22,13 +22,13 @@ from soak_lib.plan import NODES, RANKS, Strike
 from soak_lib.stage import EVERY, SCRIPT, Stage
 from soak_lib.watch import Check, Gauges, Generations
 
-_START_S, _STUCK_S, _END_S, _LEFT_S = 90.0, 120.0, 180.0, 5.0
+_START_S, _STUCK_S, _END_S, _LEFT_S = 90.0, 240.0, 240.0, 5.0
 _TRIGGER_S = 8.0
 """So long a fault waits for its event; then it happens anyway."""
 _LOOK_S, _GAUGE_S = 0.1, 1.0
 _STEPPING_S, _LONG_S = 1.0, 40.0
-"""The plan's clock stands still while no rank has made a step for the first time, and goes on after the second: faults
-come to a job that trains, during a recovery where the plan says so, and in one that takes long."""
+"""The plan's clock stands still while no rank has made a step, and no fault has come, for the first time; it goes on
+after the second. So faults come to a job that trains, during a recovery where the plan says so, and in a long one."""
 _AFTER_STEPS = 50
 
 
@@ -46,7 +46,7 @@ class Soak:
         self._gauged_at = 0.0
         self._began_at = clock.monotonic()
         self._progress = (0, self._began_at)
-        self._plan_s, self._passed_at = 0.0, self._began_at
+        self._plan_s, self._passed_at, self._struck_at = 0.0, self._began_at, self._began_at
         self._cleared: set[str] = set()
         self.done: list[tuple[float, Strike, str]] = []
         self.alive = Check("one generation at a time")
@@ -105,7 +105,7 @@ class Soak:
             self._waiter.wait(max(0.0, pause_s), [agent.pidfd for agent in stage.running])
 
     def _advance(self, now: float) -> None:
-        idle_s = now - self._progress[1]
+        idle_s = now - max(self._progress[1], self._struck_at)
         if idle_s < _STEPPING_S or idle_s > _LONG_S:
             self._plan_s += now - self._passed_at
         self._passed_at = now
@@ -132,7 +132,7 @@ class Soak:
             self._timed.append((now, entry[0]))
         for timed in [timed for timed in self._timed if timed[0] <= now]:
             self._timed.remove(timed)
-            what = stage.strike(timed[1])
+            what, self._struck_at = stage.strike(timed[1]), now
             at_s = clock.monotonic() - self._began_at
             self.done.append((at_s, timed[1], what))
             self._tell(f"{at_s:6.1f} s: {timed[1]}{f' ({what})' if what else ''}")
