@@ -13,7 +13,7 @@ from ftlaunch.launcher.config import CommandConfig, Config
 from ftlaunch.launcher.crew import Rank
 from ftlaunch.launcher.environment import worker_environment
 from ftlaunch.launcher.output.files import LogLayout
-from ftlaunch.launcher.resume_point import resume_path
+from ftlaunch.launcher.resume_point import resume_path, resume_step
 from ftlaunch.rendezvous.interface import World
 
 BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
@@ -133,7 +133,7 @@ class Plan:
 
     def _rank(self, world: World, local_rank: int) -> Rank:
         # With a fresh start, too, where the script expects a value: it then finds none.
-        resume = resume_path(world) or world.shared.get("resume_from")
+        resume = resume_path(world) or (None if world.shared.get("resume_from") is None else "")
         command = self.command(local_rank, resume)
         return Rank(
             generation=world.generation,
@@ -157,8 +157,9 @@ class Plan:
         resume = resume_path(world)
         if resume is not None:
             extra["FTLAUNCH_RESUME_FROM"] = resume
-        if world.shared.get("resume_step") is not None:
-            extra["FTLAUNCH_RESUME_STEP"] = str(world.shared["resume_step"])
+        step = resume_step(world)
+        if step is not None:
+            extra["FTLAUNCH_RESUME_STEP"] = str(step)
         return worker_environment(self._config, world, local_rank, extra=extra)
 
 

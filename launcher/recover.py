@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import (
@@ -21,7 +20,7 @@ from ftlaunch.launcher.actions import (
 from ftlaunch.launcher.exit_codes import from_wait_status
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.policy import Verdict
-from ftlaunch.launcher.resume_point import resume_path
+from ftlaunch.launcher.resume_point import resume_path, resume_step
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
 from ftlaunch.rendezvous.interface import Joining, Outcome
 
@@ -190,10 +189,6 @@ def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
         checkpoints=progress.checkpoints,
         checkpoint_step=progress.checkpoint_step,
         resume_from=resume_path(state.world),
-        resume_step=_shared(state, "resume_step"),
+        resume_step=resume_step(state.world),
         uptime_s=failure.at - state.started_at,
     )
-
-
-def _shared(state: State, name: str) -> Any:
-    return state.world.shared.get(name) if state.world is not None else None

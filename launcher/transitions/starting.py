@@ -41,7 +41,8 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
         },
     )
     if "refused" in world.shared:
-        code = int(world.shared.get("refused_code", ExitCode.NO_PROGRESS))
+        told = world.shared.get("refused_code")
+        code = told if type(told) is int and told in range(256) else ExitCode.NO_PROGRESS
         return end(state, Ending(Outcome.FAILED, code, str(world.shared["refused"])), Manner.NOW)
     state = replace(state, growth="", recovery=replace(state.recovery, world=world))
     state, actions = start_if_ready(state, now)

@@ -230,8 +230,11 @@ class ClosedRecord:
     def decode(cls, value: bytes) -> ClosedRecord:
         """Raises :class:`RecordError`."""
         raw = load(value)
+        exit_code = _get(raw, "exit_code", int)
+        if exit_code not in range(256):
+            raise RecordError(f"exit_code is {exit_code}")
         return cls(
-            exit_code=_get(raw, "exit_code", int),
+            exit_code=exit_code,
             reason=_get(raw, "reason", str),
             node_id=_get(raw, "node_id", str),
             host=_get(raw, "host", str),
@@ -262,12 +265,12 @@ def load(value: bytes) -> dict[str, Any]:
     """A JSON object of this version. Raises :class:`RecordError`."""
     try:
         raw = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RecordError("not JSON") from None
     if not isinstance(raw, dict):
         raise RecordError("not a JSON object")
     if raw.get("v") != VERSION:
-        raise RecordError(f"written in version {raw.get('v')!r}, this ftlaunch speaks version {VERSION}")
+        raise RecordError(f"written in version {raw.get('v')!r:.50}, this ftlaunch speaks version {VERSION}")
     return raw
 
 
@@ -275,8 +278,13 @@ def _get(raw: Mapping[str, Any], name: str, kind: type[T]) -> T:
     value = raw.get(name)
     # bool is an int to Python, not to us.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise RecordError(f"{name} is {value!r}, not a {kind.__name__}")
-    return value
+        raise RecordError(f"{name} is {value!r:.100}, not a {kind.__name__}")
+    return printable(value) if isinstance(value, str) else value
+
+
+def printable(text: Any) -> Any:
+    """What can be printed and sent on: JSON also carries halves of surrogate pairs."""
+    return text if not isinstance(text, str) or text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _optional(raw: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
@@ -291,15 +299,15 @@ def _positive(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
-    return {str(key): str(value) for key, value in _get(raw, name, dict).items()}
+    return {printable(key): printable(str(value)) for key, value in _get(raw, name, dict).items()}
 
 
 def _seat(item: Any) -> Seat:
     if not isinstance(item, list) or len(item) != len(Seat._fields):
-        raise RecordError(f"{item!r} is not a seat")
-    seat = Seat(*item)
+        raise RecordError(f"{item!r:.200} is not a seat")
+    seat = Seat(*map(printable, item))
     if not (type(seat.node_id) is type(seat.host) is type(seat.address) is str):
-        raise RecordError(f"{item!r} is not a seat")
+        raise RecordError(f"{item!r:.200} is not a seat")
     if not (type(seat.slots) is type(seat.peer_port) is int and seat.slots > 0):
-        raise RecordError(f"{item!r} is not a seat")
+        raise RecordError(f"{item!r:.200} is not a seat")
     return seat

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError, load
+from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError, load, printable
 
 LINE_LIMIT = MAX_BYTES + 65536
 _HELLO = {"job_id": str, "node_id": str, "host": str, "pid": int, "address": str, "peer_port": int, "machine": str}
@@ -63,8 +63,8 @@ class Hello:
         settings = raw.get("settings")
         if not isinstance(settings, dict):
             raise RecordError("not a hello")
-        values: dict[str, Any] = {name: raw[name] for name in _HELLO}
-        return cls(**values, settings={str(key): str(value) for key, value in settings.items()})
+        values: dict[str, Any] = {name: printable(raw[name]) for name in _HELLO}
+        return cls(**values, settings={printable(key): printable(str(value)) for key, value in settings.items()})
 
 
 def frame(word: str, payload: bytes = b"{}") -> bytes:

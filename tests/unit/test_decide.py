@@ -301,6 +301,16 @@ def test_events_of_an_older_generation_are_dropped(event: ev.Event) -> None:
     assert decide(state, event, 0.0, always) == Decision(state, (), f"{type(event).__name__} of generation 0 is stale")
 
 
+@pytest.mark.parametrize("odd", [None, "76", 76.0, True, -1, 10**30, [], {}])
+def test_what_a_leader_publishes_is_used_as_far_as_it_makes_sense(odd: Any) -> None:
+    state = tell(State(slots=SLOTS), ev.Started()).state
+    refused = replace(world(0), shared={"refused": odd, "refused_code": odd})
+    assert the(do.Leave, tell(state, WorldAgreed(refused))).exit_code == ExitCode.NO_PROGRESS
+    resumed = replace(world(0), shared={"resume_step": odd, "resume_paths": odd, "resume_from": odd})
+    failed = tell(state, WorldAgreed(resumed), ev.WorkersStarted(0, (1, 2)), exited(0, -9)).state
+    assert failed.history[0].resume_step in (None, 10**30, -1)
+
+
 def test_ending_is_kept_when_the_job_is_left() -> None:
     state = replace(running(), ending=Ending(Outcome.FAILED, None, "x"), phase=Phase.STOPPING)
     assert the(do.Leave, tell(state, ev.WorkersGone(0))).exit_code == 1
