@@ -101,7 +101,7 @@ class Account:
 
     @property
     def training(self) -> float | None:
-        """Training goodput, 0 to 1; ``None`` when no step was heard."""
+        """Training goodput, 0 to 1; ``None`` when no step was told or counted."""
         return self._share(Use.STEPS) if self.steps else None
 
     @property

@@ -45,6 +45,6 @@ def _goodput(account: Account) -> str:
     if account.infrastructure is None:
         return "goodput not known: no beat was heard"
     if account.training is None:
-        return f"goodput {percent(account.infrastructure)} infrastructure (no steps were heard)"
+        return f"goodput {percent(account.infrastructure)} infrastructure (no steps were told or counted)"
     training, infrastructure = bare_percent(account.training), bare_percent(account.infrastructure)
     return f"goodput {training} % training / {infrastructure} % infrastructure"

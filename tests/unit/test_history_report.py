@@ -78,6 +78,16 @@ def test_summary_claims_no_goodput_without_beats(tmp_path: Path) -> None:
     assert summary_line(history, account(history)) == "ran 5.0 s, no restart, goodput not known: no beat was heard"
 
 
+def test_summary_of_a_job_whose_beats_had_no_numbers(tmp_path: Path) -> None:
+    log = EventLogWriter()
+    log.run([], 100)
+    for event in log.events:
+        if event["event"] == "progress":
+            event["step"] = None
+    history = read_history(write_run(tmp_path, log.events))
+    assert summary_line(history, account(history)).endswith("% infrastructure (no steps were told or counted)")
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
