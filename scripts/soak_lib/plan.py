@@ -31,6 +31,8 @@ class Deed(enum.Enum):
     GUARDIAN_KILL = "guardian-kill"
     AGENT_KILL = "agent-kill"
     """A node's agent alone gets SIGKILL; it is started again."""
+    AGENT_STOP = "agent-stop"
+    """A node's agent alone stands still for a while (SIGSTOP), perhaps longer than its lease; its ranks go on."""
     NODE_LOSS = "node-loss"
     """Everything of a node at once; it is started again."""
     NET_CUT = "net-cut"
@@ -46,6 +48,7 @@ class Deed(enum.Enum):
 OF_NODE = frozenset({Deed.AGENT_KILL, Deed.NODE_LOSS})
 _HOLD_S = {
     Deed.AGENT_KILL: (0.2, 3.0),
+    Deed.AGENT_STOP: (0.3, 9.0),
     Deed.NODE_LOSS: (0.2, 8.0),
     Deed.NET_CUT: (1.0, 9.0),
     Deed.LEADER_KILL: (0.5, 4.0),
@@ -57,6 +60,7 @@ _DURING = (
     (Deed.RANK_KILL, ("failure_detected", "workers_started")),
     (Deed.RANK_STOP, ("workers_started",)),
     (Deed.AGENT_KILL, ("failure_detected", "workers_stopped", "rendezvous_completed")),
+    (Deed.AGENT_STOP, ("failure_detected", "rendezvous_completed")),
     (Deed.NODE_LOSS, ("failure_detected", "workers_stopped")),
     (Deed.LEADER_KILL, ("failure_detected", "workers_stopped")),
     (Deed.MEMBER_STOP, _MOMENTS),

@@ -8,7 +8,7 @@ import secrets
 import signal
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from etcd_server import EtcdCluster, Member
@@ -151,6 +151,8 @@ class Stage:
             return _hit(_guardians(agent), agent, signal.SIGKILL)
         if deed in (Deed.AGENT_KILL, Deed.NODE_LOSS):
             return self._lose(strike, agent)
+        if deed is Deed.AGENT_STOP:
+            return self._hold(f"agent-{agent.mark}", strike.hold_s, [agent])
         if deed is Deed.NET_CUT:
             links = [link.child for link in self._links[strike.node]]
             return self._hold(f"net-{strike.node}", strike.hold_s, links)
@@ -185,7 +187,7 @@ class Stage:
         self._later(strike.hold_s, lambda: self.start_agent(agent.node))
         return f"{len(doomed)} processes, pid {agent.pid} first"
 
-    def _hold(self, name: str, hold_s: float, things: list[Child] | list[Member]) -> str:
+    def _hold(self, name: str, hold_s: float, things: Sequence[Child] | Sequence[Member]) -> str:
         if name in self._stopped:
             return "held up already"
         self._stopped.add(name)

@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 FOREIGN = {
     *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
     *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help"),
-    *("--html", "--json", "--save-in", "--text"),
+    *("--html", "--json", "--save-in", "--text", "--minutes", "--plan"),
 }
 
 
