@@ -70,7 +70,7 @@ def beat(step: int | None = None, **info: object) -> None:
     ``step`` is the script's own step number, shown in reports and used to recognise a failure that repeats. ``info``
     (at most 32 items, numbers or short strings) is shown beside it; a tensor is converted with ``float()``, which waits
     for its device. After the first call, optimizer steps are no longer reported by themselves: beat once per step then.
-    Without ``step``, only checkpoints show that a generation made progress, and training goodput is not known.
+    Without ``step``, the optimizer's steps so far are told instead, if torch has made any.
     """
     _CLIENT.beat(step, info)
 

@@ -159,7 +159,11 @@ class Client:
             self.step = _clean_step(step)
         number = self.step if step is not None and self.step is not None else -1
         payload = _clean_info(info) if info else None
-        self._progress(BEAT, number, payload)
+        if self.step is None and self.ticks:
+            # A script that gives no numbers is still counted by its optimizer: that is progress, too.
+            self._progress(TICK, self.ticks, payload)
+        else:
+            self._progress(BEAT, number, payload)
         if self.after_step is not None:
             self.after_step(BEAT, number)
 

@@ -233,6 +233,22 @@ def test_optimizer_in_another_thread_is_followed_until_anybody_else_has_beaten(
     assert [each.step for each in of_kind(agent.receive(), Kind.TICK)] == [1, 2, 3]
 
 
+def test_beats_without_a_number_tell_the_optimizers(agent: ranks.Agent, tmp_path: Path) -> None:
+    run(
+        agent,
+        tmp_path,
+        "from ftlaunch.heartbeat.client import CLIENT\n"
+        "heartbeat.beat()\nCLIENT.tick()\nCLIENT.tick()\nheartbeat.beat(loss=0.5)\nheartbeat.beat(70)\nheartbeat.beat()\n",
+    )
+    found = of_kind(agent.receive(), Kind.TICK, Kind.BEAT)
+    assert [(each.kind, each.step) for each in found] == [
+        (Kind.BEAT, None),
+        (Kind.TICK, 2),
+        (Kind.BEAT, 70),
+        (Kind.BEAT, None),
+    ]
+
+
 def test_explicit_beats_take_over_from_ticks(agent: ranks.Agent, tmp_path: Path) -> None:
     run(
         agent,
