@@ -15,8 +15,8 @@ before the first step          ``--init-timeout``
 other sections                 as ``step``
 =============================  =====================================================================================
 
-Where other nodes take part whose sections are not told (``blind``), ten times ``--hang-floor`` holds for every section:
-the ranks here may wait for a checkpoint there.
+Where other nodes take part and do not tell what their ranks do (``untold``), ten times ``--hang-floor`` holds for every
+section: the ranks here may wait for a checkpoint there.
 
 Two things keep what was learnt from doing harm. It does not hold during the first steps of a generation, which may
 compile. And after it has cost a generation its life, it does not hold again until the next one is past that place: if
@@ -122,8 +122,6 @@ class Limits:
         """The script's own step near which what was learnt does not hold."""
         self.distrusted_until = 0
         """Steps of a generation within which what was learnt does not hold."""
-        self.blind = False
-        """Ranks of other nodes take part, and nobody tells when they are in a section."""
         self.trained: set[int] = set()
         """Local ranks that have ever made a step."""
         self._seen: dict[str, Observed] = {}
@@ -197,6 +195,11 @@ class Limits:
         configured = self.settings.section_timeouts_s.get(section)
         return self._ceiling(section) if configured is None else _or_none(configured)
 
+    def untold_s(self, section: str) -> float:
+        """How long a learnt limit lasts while ranks of other nodes may be in sections that nobody tells of."""
+        ceiling, learnt = self.ceiling(section), self._learnt(section, roomy=True)
+        return ceiling if learnt is None else min(learnt, ceiling)
+
     def most_lenient(self, *, steps: int | None = None, at: int | None = None) -> Limit:
         """For a rank that is in some section, nobody knows which."""
         names = {STEP, CHECKPOINT, INIT, *self._seen, *self.settings.section_timeouts_s}
@@ -228,13 +231,12 @@ class Limits:
             return init
         return max(hang, init) if section in (CHECKPOINT, EVAL) else hang
 
-    def _learnt(self, section: str) -> float | None:
+    def _learnt(self, section: str, roomy: bool = False) -> float | None:
         seen = self._seen.get(section)
         if section == INIT or seen is None or not seen.enough:
             # How long other nodes take to come says nothing about next time.
             return None
-        roomy = section in (CHECKPOINT, EVAL) or self.blind
-        floor = self.settings.floor_s * (_ROOMY if roomy else 1.0)
+        floor = self.settings.floor_s * (_ROOMY if roomy or section in (CHECKPOINT, EVAL) else 1.0)
         start = self.start_s if section == STEP else 0.0
         return max(seen.longest_s * self.settings.safety_factor, floor, seen.warm_s * _WARM_MARGIN, start)
 

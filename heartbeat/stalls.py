@@ -8,14 +8,16 @@ The rules, in the order in which they are tried:
 * While any rank of the node is traced, silence is held against nobody: the others wait for it.
 * A rank inside sections is judged by each of them: a silence counts from when the section was entered or from the last
   step, so what happens in an inner section does not help the outer one.
-* Outside of sections it is judged by ``step``, but not while another rank of the node is inside a section: it may wait
-  for that one, whose own limit holds.
+* Outside of sections it is judged by ``step``, but not while another rank is inside a section: it may wait for that
+  one, whose own limit holds.
 * A limit that was learnt, not given, ends nobody as long as some rank works: its main thread goes to sleep and wakes
   up, touches new memory, or its children compute. What held before anything was learnt holds all the same.
 * Before its first step a rank is judged only if it showed that it means to make one: an optimizer, ``init()``, a step
   in an earlier generation; or torch was imported and ``--init-timeout`` was given. A program without any such sign may
   be an evaluation of many hours; this is said once.
 * A rank whose program was below another one (``--no-python``) and has ended is judged by its state only.
+* With several nodes a stall stands only when the others were asked (:mod:`.elsewhere`): what holds for other ranks of
+  this node holds for theirs.
 * Once a rank has ended with 0, no steps are expected of the others, only that they show progress or work:
   ``--exit-barrier-timeout``.
 """
@@ -76,12 +78,6 @@ class _Findings:
             track.said.add(kind)
             self.notices.append(Notice(kind, (track.local_rank,), f"{self.name([track.local_rank])} {what}"))
 
-    def look_at_all(self) -> None:
-        """Note what everybody does now, to compare with later."""
-        for track in self.tracks.alive:
-            state = self.states.get(track.local_rank)
-            track.quiet_look = None if state is None else Look(self.now, state)
-
     def done(self) -> Assessment:
         return Assessment(tuple(self.stalls), tuple(self.warnings), tuple(self.notices), self.deadline)
 
@@ -92,6 +88,13 @@ class Due(NamedTuple):
     section: str
     since: float
     limit: Limit
+
+
+def look_at_all(tracks: Tracks, states: Mapping[int, ProcState], now: float) -> None:
+    """Note what everybody does now, to compare with later."""
+    for track in tracks.alive:
+        state = states.get(track.local_rank)
+        track.quiet_look = None if state is None else Look(now, state)
 
 
 def assess(tracks: Tracks, limits: Limits, states: Mapping[int, ProcState], now: float) -> Assessment:
@@ -205,7 +208,7 @@ def dues(track: Track, tracks: Tracks, limits: Limits) -> list[Due]:
     if steps:
         if tracks.others_in_section(track):
             return []
-        since = max(track.progress_at, tracks.last_section_change(track), fresh_at)
+        since = max(track.progress_at, tracks.last_section_change(track), tracks.elsewhere_at, fresh_at)
         return [Due(STEP, since, limits.of(STEP, steps=steps, at=track.step))]
     if not is_watched(track, limits):
         return []
@@ -226,10 +229,9 @@ def _judge_silence(found: _Findings, track: Track, due: Due) -> None:
     if limit.source is Source.LEARNT:
         since = max(since, found.tracks.worked_at)
         over_at = min(_over_at(found, since, limit.seconds), due.since + found.limits.ceiling(due.section))
+    over_at = max(over_at, found.tracks.patient_until)
     if found.now >= over_at:
         found.stalls.append(_silence_stall(found, track, due))
-        if limit.source is Source.LEARNT:
-            found.limits.distrust(track.beats, track.step)
         return
     found.at(over_at)
     for percent in PERCENTS:
@@ -246,7 +248,7 @@ def _over_at(found: _Findings, since: float, seconds: float) -> float:
         return over_at
     looks = [track.quiet_look.at for track in found.tracks.alive if track.quiet_look is not None]
     if not looks or min(looks) < since:
-        found.look_at_all()
+        look_at_all(found.tracks, found.states, found.now)
         return max(over_at, found.now + seconds / 2)
     over_at = max(over_at, min(looks) + seconds / 2)
     return found.now + seconds if found.now >= over_at and _excuse_work(found) else over_at
@@ -296,7 +298,8 @@ def _silence_stall(found: _Findings, track: Track, due: Due) -> Stall:
     why = f"the limit is {for_people(limit.seconds)}, {limit.source.value}"
     if limit.source is Source.LEARNT:
         why += f": no silence so far was longer than {for_people(found.limits.longest_s(due.section))}"
-    return Stall(track.local_rank, kind, due.section, silence_s, limit.seconds, f"{what}; {why}")
+    learnt = limit.source is Source.LEARNT
+    return Stall(track.local_rank, kind, due.section, silence_s, limit.seconds, f"{what}; {why}", learnt)
 
 
 def _warn(found: _Findings, track: Track, due: Due, percent: int) -> None:
@@ -346,8 +349,9 @@ def _judge_leavers(found: _Findings) -> None:
     staying = tracks.alive
     if tracks.left_at is None or not staying or timeout_s <= 0:
         return
-    since = max(tracks.left_at, tracks.fresh_at, tracks.worked_at, *(track.progress_at for track in staying))
-    over_at = _over_at(found, since, timeout_s)
+    busy_at = max(tracks.elsewhere_at, *(track.progress_at for track in staying))
+    since = max(tracks.left_at, tracks.fresh_at, tracks.worked_at, busy_at)
+    over_at = max(_over_at(found, since, timeout_s), tracks.patient_until)
     if found.now < over_at:
         found.at(min(over_at, since + timeout_s / 2) if found.now < since + timeout_s / 2 else over_at)
     else:
@@ -357,7 +361,8 @@ def _judge_leavers(found: _Findings) -> None:
 def _barrier_stall(found: _Findings, staying: Sequence[Track], silence_s: float) -> Stall:
     tracks, timeout_s = found.tracks, found.limits.settings.exit_barrier_timeout_s
     slowest = min(staying, key=lambda track: (track.progress_at, track.local_rank))
-    left = found.name([track.local_rank for track in tracks.ranks if track.exit_code == 0])
+    gone = [track.local_rank for track in tracks.ranks if track.exit_code == 0]
+    left = found.name(gone) if gone else "ranks of other nodes"
     waited = for_people(found.now - (tracks.left_at or 0.0))
     reason = f"has not ended, and does nothing, {waited} after {left} ended with 0 (--exit-barrier-timeout)"
     return Stall(slowest.local_rank, v.EXIT_BARRIER, slowest.section, silence_s, timeout_s, reason)

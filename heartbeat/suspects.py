@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, is_library, user_frame
+from ftlaunch.heartbeat.tracks import Track
 from ftlaunch.heartbeat.verdicts import for_people, rank_names
 
 _WAITING_FILE = (
@@ -76,8 +77,19 @@ class Suspicion:
         return f"{describe_groups(self.groups)}: {self.why}" if self.groups else self.why
 
 
+def evidence_of(track: Track, first_rank: int, now: float) -> RankEvidence:
+    """What the heartbeats tell of a rank. ``first_rank``: the number of local rank 0 in the whole job."""
+    return RankEvidence(
+        rank=first_rank + track.local_rank,
+        progress_age_s=max(0.0, now - track.progress_at),
+        steps=track.steps,
+        section=track.section,
+        exit_code=track.exit_code,
+    )
+
+
 def suspect(evidence: Sequence[RankEvidence]) -> Suspicion:
-    """Name the rank that the others wait for. Ranks of other nodes are not in it: then all may be victims."""
+    """Name the rank that the others wait for, if it is among these: of one node, all may be victims."""
     groups = group_ranks(evidence)
     by_rank = {one.rank: one for one in evidence}
     odd = _odd_ones(groups, by_rank)

@@ -300,6 +300,12 @@ class Tracks:
         """Silences before this moment do not count, for anybody."""
         self.worked_at = now
         """When a silent rank was last found working."""
+        self.elsewhere_at = 0.0
+        """When a rank of another node was last in a section."""
+        self.patient_until = 0.0
+        """No silence is judged before: an agent of another node is about to act."""
+        self.blamed_at = float("-inf")
+        """When all nodes told that nothing excuses a silence."""
         self.held = False
         """On the last look some rank was traced."""
         self._accounted_until = now
@@ -354,6 +360,7 @@ class Tracks:
             for track in self.ranks:
                 track.shift(lost_s, now)
             self.fresh_at = min(now, self.fresh_at + lost_s)
+            self.elsewhere_at = min(now, self.elsewhere_at + lost_s)
             if self.left_at is not None:
                 self.left_at = min(now, self.left_at + lost_s)
 
@@ -367,16 +374,20 @@ class Tracks:
         """Whether another living rank is inside a section, or may be."""
         return any(other.alive and other is not track and other.sections != [] for other in self.ranks)
 
+    @property
+    def changed_at(self) -> float:
+        """When any rank last opened or closed a section; negative if never."""
+        return max(self._busy, default=-1.0)
+
     def last_section_change(self, track: Track) -> float:
         """When another rank last opened or closed a section; negative if never."""
         return max((at for rank, at in enumerate(self._busy) if rank != track.local_rank), default=-1.0)
 
     def progress(self) -> Progress:
         """For the restart policy."""
-        steps = [track.step for track in self.ranks if track.step is not None]
         return Progress(
             beaten=any(track.beaten for track in self.ranks),
-            step=max(steps, default=None),
+            step=max((track.step for track in self.ranks if track.step is not None), default=None),
             ticks=max((track.ticks for track in self.ranks), default=0),
             checkpoints=self.checkpoints,
             checkpoint_step=self.checkpoint_step,

@@ -31,6 +31,8 @@ class Stall(NamedTuple):
     silence_s: float
     limit_s: float
     reason: str
+    learnt: bool = False
+    """Its limit was learnt, not given."""
 
 
 class StallWarning(NamedTuple):

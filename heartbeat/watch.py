@@ -11,13 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftlaunch.heartbeat import stalls
+from ftlaunch.heartbeat import elsewhere, stalls
+from ftlaunch.heartbeat.elsewhere import Account, Survey
 from ftlaunch.heartbeat.limits import Limit, Limits, Settings
 from ftlaunch.heartbeat.listener import Heard
 from ftlaunch.heartbeat.procstate import ProcState
 from ftlaunch.heartbeat.stragglers import Straggler, StragglerWatch
 from ftlaunch.heartbeat.tracks import Progress, Track, Tracks
-from ftlaunch.heartbeat.verdicts import Assessment, for_people
+from ftlaunch.heartbeat.verdicts import Assessment, Stall, for_people
 
 LATE_S = 1.0
 """A deadline that is noticed so much later means that the agent itself was stopped, or starved."""
@@ -56,15 +57,11 @@ class Watch:
         self._stragglers_at = 0.0
         self._asleep_s: float | None = None
 
-    def begin(
-        self, generation: int, pids: Sequence[int], now: float, first_rank: int = 0, *, blind: bool = False
-    ) -> None:
+    def begin(self, generation: int, pids: Sequence[int], now: float, first_rank: int = 0) -> None:
         """These processes, by local rank, are the ranks now. Whatever was open in an older generation is gone with it.
 
-        ``first_rank``: the global number of local rank 0, for sentences. ``blind``: there are other nodes, and nobody
-        calls :meth:`excuse` when a rank there is in a section that ranks here may wait for.
+        ``first_rank``: the global number of local rank 0, for sentences.
         """
-        self.limits.blind = blind
         self.tracks = Tracks(generation, pids, now, first_rank)
         self.stragglers.forget()
         self._next_deadline = math.inf
@@ -108,19 +105,45 @@ class Watch:
         self.tracks.paused(now, gap_s)
 
     def excuse(self, now: float) -> None:
-        """Everybody's silence begins anew: ranks of another node are in a long section, or the socket was flooded."""
+        """Everybody's silence begins anew: the socket was flooded."""
         self.tracks.restart_timers(now)
 
-    def long_sections(self, now: float) -> list[str]:
-        """Sections open for over a second on this node: what agents of other nodes must know, whose ranks may wait."""
-        return sorted(
-            {
-                section.name
-                for track in self.tracks.alive
-                for section in track.sections or ()
-                if now - section.entered_at > _LONG_SECTION_S
-            }
-        )
+    def account(self, states: Mapping[int, ProcState], now: float) -> Account:
+        """What agents of other nodes must know of the ranks here before they condemn one of theirs."""
+        return elsewhere.account(self.tracks, self.limits, states, now)
+
+    def look(self, states: Mapping[int, ProcState], now: float) -> float:
+        """Note what everybody does, unless that was noted in this silence already; returns since when it is known."""
+        looks = [track.quiet_look.at for track in self.tracks.alive if track.quiet_look is not None]
+        if not looks:
+            stalls.look_at_all(self.tracks, states, now)
+        return min(looks, default=now)
+
+    def heed(self, survey: Survey, now: float) -> Stall | None:
+        """Let what all nodes told count here; returns the stall of a rank here if that is what holds up the others.
+
+        Call :meth:`assess` after it.
+        """
+        track = elsewhere.accused(survey, self.tracks, self.limits, now)
+        elsewhere.heed(survey, self.tracks, now)
+        return None if track is None else elsewhere.accusation(survey, track, now)
+
+    def be_patient(self, stall: Stall, survey: Survey | None, now: float) -> bool:
+        """Whether a stall that nothing told by others excuses is left alone for now all the same."""
+        until = elsewhere.patience(stall, survey, self.tracks, self.limits, now)
+        if until is not None:
+            self.tracks.patient_until = until
+        return until is not None
+
+    def convict(self, stall: Stall) -> None:
+        """The generation ends because of it: if by a learnt limit, that does not hold at this place next time."""
+        if stall.learnt:
+            track = self.tracks.ranks[stall.local_rank]
+            self.limits.distrust(track.beats, track.step)
+
+    def note_end(self, now: float) -> None:
+        """The generation has ended, whatever the reason."""
+        elsewhere.take_note(self.tracks, self.limits, now)
 
     def find_stragglers(self, now: float) -> list[Straggler]:
         """Who became a straggler and who no longer is. Looks at most every 10 s; call it after :meth:`assess`."""

@@ -32,6 +32,7 @@ class Findings:
     suspect: int | None = None
     why: str = ""
     blocks: tuple[str, ...] = ()
+    evidence: tuple[RankEvidence, ...] = ()
 
 
 class StackCollector:
@@ -54,7 +55,8 @@ class StackCollector:
         snapshots.update(await _ask_pyspy({rank: alive[rank][1].pid for rank in missing}))
         evidence = [_complete(one, alive, snapshots) for _, one in sorted(known.items())]
         suspicion = suspects.suspect(evidence)
-        return Findings(suspicion.rank, suspicion.why, tuple(suspects.render(suspicion, evidence)))
+        blocks = tuple(suspects.render(suspicion, evidence))
+        return Findings(suspicion.rank, suspicion.why, blocks, tuple(evidence))
 
     async def dump(self, alive: Alive) -> dict[int, str]:
         """The text of each rank's dump, empty where there is none; at most BUDGET_S."""

@@ -11,20 +11,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ftlaunch.heartbeat import lastwords, procstate
+from ftlaunch.heartbeat import procstate
+from ftlaunch.heartbeat.elsewhere import Survey
 from ftlaunch.heartbeat.endpoint import open_endpoint
-from ftlaunch.heartbeat.limits import Limits
 from ftlaunch.heartbeat.listener import Heard, Listener
-from ftlaunch.heartbeat.suspects import RankEvidence
-from ftlaunch.heartbeat.tracks import Tracks
+from ftlaunch.heartbeat.suspects import evidence_of
 from ftlaunch.heartbeat.verdicts import AT_ONCE, Assessment, Stall
-from ftlaunch.heartbeat.watch import RankStatus, Watch
+from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.heartbeat.wire import Kind, Message
-from ftlaunch.launcher import clock
+from ftlaunch.launcher import clock, spoken
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.batched import BatchedReader
 from ftlaunch.launcher.config import HeartbeatConfig
+from ftlaunch.launcher.consultation import Consultation
 from ftlaunch.launcher.evidence_stacks import Findings, StackCollector
+from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.plan import DumpFiles
 from ftlaunch.launcher.process import WorkerProcess
 from ftlaunch.rendezvous.interface import World
@@ -75,6 +76,8 @@ class Hearing:
         self._judged = False
         self._findings: Findings | None = None
         self._inquiry: asyncio.Task[None] | None = None
+        self._looking = asyncio.Lock()
+        self._consultation: Consultation | None = None
 
     @property
     def socket_path(self) -> str:
@@ -86,16 +89,6 @@ class Hearing:
         """Writes an event of what is heard."""
         return self._tell
 
-    @property
-    def tracks(self) -> Tracks:
-        """What is known of each rank of the current generation."""
-        return self.watch.tracks
-
-    @property
-    def limits(self) -> Limits:
-        """How long silences may be, and what was learnt."""
-        return self.watch.limits
-
     # -- life ---------------------------------------------------------------------------------------------------
 
     def start(self, post: Callable[[ev.Event], None], audience: Audience) -> None:
@@ -104,6 +97,11 @@ class Hearing:
         self._audience = audience
         self._ear = BatchedReader(self._listener.fileno(), self.listen)
         self._ear.open()
+
+    def consult(self, peers: Peers) -> None:
+        """Ask these before a rank is condemned for its silence, and answer them."""
+        if self._config.enabled:
+            self._consultation = Consultation(peers, self)
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
@@ -121,8 +119,9 @@ class Hearing:
         self._workers = workers
         self._listener.expect(world.generation, len(workers))
         pids = [worker.pid for worker in workers]
-        # Ranks here may wait for one that saves or evaluates on another node, which nobody here can see.
-        self.watch.begin(world.generation, pids, now, world.rank_offset, blind=len(world.members) > 1)
+        self.watch.begin(world.generation, pids, now, world.rank_offset)
+        if self._consultation is not None:
+            self._consultation.expect(world)
         self._noted_at = now
         self._first_beat_at = None
         self._judged = False
@@ -139,8 +138,10 @@ class Hearing:
     def note_end(self) -> None:
         """The generation ends, whatever follows: nobody is judged any more; write down how far it came."""
         self._judged = True
+        now = clock.monotonic()
+        self.watch.note_end(now)
         if self.watch.tracks.ranks:
-            self._note_progress(clock.monotonic())
+            self._note_progress(now)
 
     # -- what others ask ----------------------------------------------------------------------------------------
 
@@ -153,35 +154,36 @@ class Hearing:
         local_rank = self._local_rank(worker)
         return local_rank is not None and self.watch.is_saving(local_rank)
 
-    def status(self) -> list[RankStatus]:
-        """All ranks, with the limit that each is under."""
-        return self.watch.status(clock.monotonic())
-
-    def dropped(self) -> Mapping[str, int]:
-        """Messages that were not taken, by reason."""
-        return {refusal.value: count for refusal, count in self._listener.dropped.items() if count}
-
     async def collect_evidence(self) -> tuple[str, ...]:
         """Stacks of all ranks, grouped, with the suspect named. Bounded; nobody is hurt."""
         if self._findings is None:
-            self._findings = await self._look_at_stacks()
+            self._findings = await self.look_at_stacks()
         return self._findings.blocks
 
-    async def _look_at_stacks(self) -> Findings:
+    def heed(self, survey: Survey) -> None:
+        """What all nodes told of a silence."""
+        if self._judged:
+            return
+        self.listen()
         now = clock.monotonic()
-        tracks = self.watch.tracks
-        known = {
-            tracks.first_rank + track.local_rank: RankEvidence(
-                rank=tracks.first_rank + track.local_rank,
-                progress_age_s=max(0.0, now - track.progress_at),
-                steps=track.step if track.step is not None else track.steps,
-                section=track.section,
-                exit_code=track.exit_code,
-            )
-            for track in tracks.ranks
-        }
-        alive = {tracks.first_rank + i: (i, worker) for i, worker in enumerate(self._workers) if worker.alive}
-        return await self._stacks.collect(alive, known)
+        stall = self.watch.heed(survey, now)
+        if stall is None:
+            self._assess(now)
+        elif not self._judged:
+            self._accuse(stall)
+
+    def note_asked(self, sentence: str) -> None:
+        """Others were asked; what came of it."""
+        self._tell("others_asked", reason=sentence, generation=self.watch.tracks.generation)
+
+    async def look_at_stacks(self) -> Findings:
+        """What the stacks of all ranks tell; one look at a time."""
+        async with self._looking:
+            tracks, now = self.watch.tracks, clock.monotonic()
+            first = tracks.first_rank
+            known = {first + track.local_rank: evidence_of(track, first, now) for track in tracks.ranks}
+            alive = {first + i: (i, worker) for i, worker in enumerate(self._workers) if worker.alive}
+            return await self._stacks.collect(alive, known)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -232,35 +234,15 @@ class Hearing:
         elif message.kind is Kind.LAST_WORDS:
             if self._audience is not None:
                 self._audience.note_last_words(message.local_rank)
-            self._post(self._last_words(message))
+            self._post(spoken.last_words(message, self.progress()))
         elif message.kind is Kind.REQUEST:
-            self._post(self._request(message))
+            self._post(spoken.request(message, self.progress()))
         elif message.kind is Kind.MODULES:
             self._learn_modules(message)
         elif message.kind is Kind.CHECKPOINT:
             self._note_checkpoint(message)
             self._post(ev.CheckpointSaved(message.generation))
         return due
-
-    def _last_words(self, message: Message) -> ev.Event:
-        said = lastwords.from_payload(message.payload)
-        words = ev.LastWords(
-            exception="" if said.type == "SystemExit" else said.type,
-            message=said.message,
-            traceback=said.traceback,
-            place=said.place,
-            step=said.step,
-            exit_code=said.exit_code,
-            error_number=said.errno,
-        )
-        return ev.WorkerFailing(message.generation, message.local_rank, words, self.progress())
-
-    def _request(self, message: Message) -> ev.Event:
-        reason = str(message.payload.get("reason", ""))[:1000] or "no reason given"
-        if message.payload.get("what") == "restart":
-            reason = f"asks for a restart: {reason}"
-            return ev.RestartRequested(message.generation, reason, message.local_rank, self.progress())
-        return ev.StopRequested(message.generation, reason, message.local_rank)
 
     def _learn_modules(self, message: Message) -> None:
         names, environment = message.payload.get("names"), message.payload.get("environment")
@@ -297,13 +279,18 @@ class Hearing:
     def _assess(self, now: float) -> None:
         if not self._config.enabled or self._judged:
             return
+        stalls = self._look(now)
+        if stalls:
+            self._act(stalls)
+
+    def _look(self, now: float) -> Sequence[Stall]:
+        """All stalls that there are now."""
         children = self.watch.wants_children(now)
         states = procstate.look(self.watch.pids(), children=children)
         assessment = self.watch.assess(states, now, clock.boottime() - now)
         self._wake_at(assessment.next_deadline)
         self._speak(assessment)
-        if assessment.stalls:
-            self._act(assessment.stalls)
+        return assessment.stalls
 
     def _wake_at(self, deadline: float) -> None:
         if self._timer is not None:
@@ -321,28 +308,52 @@ class Hearing:
 
     def _act(self, stalls: Sequence[Stall]) -> None:
         """One verdict ends the generation: the kernel's word first, then the longest silence."""
-        self._judged = True
-        stall = min(stalls, key=lambda each: (each.kind not in AT_ONCE, -each.silence_s, each.local_rank))
+        stall = _worst(stalls)
         if stall.kind in AT_ONCE:
-            self._accuse(self.watch.tracks.generation, stall.local_rank, stall.kind, stall.reason)
-        else:
+            self._accuse(stall)
+        elif self._consultation is None or not self._consultation.needed:
+            self._judged = True
             self._inquiry = asyncio.get_running_loop().create_task(self._find_culprit(stall))
+        elif self._inquiry is None or self._inquiry.done():
+            self._inquiry = asyncio.get_running_loop().create_task(self._consult(self._consultation, stall))
+
+    async def _consult(self, consultation: Consultation, stall: Stall) -> None:
+        """Ranks here may wait for one of another node: ask, and judge again by what is known then."""
+        tracks = self.watch.tracks
+        survey = await consultation.about(stall, tracks.first_rank + stall.local_rank)
+        self.listen()
+        now = clock.monotonic()
+        over = self._judged or tracks is not self.watch.tracks
+        standing = () if over else self._look(now)
+        if not standing:
+            return
+        stall = _worst(standing)
+        if stall.kind in AT_ONCE:
+            self._accuse(stall)
+        elif self.watch.be_patient(stall, survey, now):
+            self._look(now)
+        else:
+            self._judged = True
+            await self._find_culprit(stall)
 
     async def _find_culprit(self, stall: Stall) -> None:
         """Who is silent first is often a victim: the stacks tell who holds the others up."""
         tracks = self.watch.tracks
-        findings = await self._look_at_stacks()
+        findings = await self.look_at_stacks()
         if tracks is not self.watch.tracks:
             return
         self._findings = findings
-        local_rank, reason = stall.local_rank, stall.reason
-        if findings.suspect is not None and findings.suspect != tracks.first_rank + local_rank:
-            reason = f"holds up rank {tracks.first_rank + local_rank}, which {stall.reason} ({findings.why})"
-            local_rank = findings.suspect - tracks.first_rank
-        self._accuse(tracks.generation, local_rank, stall.kind, reason)
+        first = tracks.first_rank
+        if findings.suspect is not None and findings.suspect != first + stall.local_rank:
+            reason = f"holds up rank {first + stall.local_rank}, which {stall.reason} ({findings.why})"
+            stall = stall._replace(local_rank=findings.suspect - first, reason=reason)
+        self._accuse(stall)
 
-    def _accuse(self, generation: int, local_rank: int, kind: str, reason: str) -> None:
-        self._post(ev.WorkerStalled(generation, local_rank, kind, reason, self.progress()))
+    def _accuse(self, stall: Stall) -> None:
+        self._judged = True
+        self.watch.convict(stall)
+        generation = self.watch.tracks.generation
+        self._post(ev.WorkerStalled(generation, stall.local_rank, stall.kind, stall.reason, self.progress()))
 
     def _speak(self, assessment: Assessment) -> None:
         generation = self.watch.tracks.generation
@@ -368,3 +379,7 @@ class Hearing:
 
     def _local_rank(self, worker: WorkerProcess) -> int | None:
         return next((i for i, each in enumerate(self._workers) if each is worker), None)
+
+
+def _worst(stalls: Sequence[Stall]) -> Stall:
+    return min(stalls, key=lambda each: (each.kind not in AT_ONCE, -each.silence_s, each.local_rank))

@@ -210,6 +210,7 @@ class Job:
         resume = self._make_resume(helpers)
         rendezvous = meeting.make_rendezvous(self.config, resume.publish if resume is not None else _share_nothing)
         self.peers = Peers(rendezvous)
+        hearing.consult(self.peers)
         agent = Agent(
             State(
                 slots=self.config.workers.nproc,

@@ -55,7 +55,10 @@ class EtcdCarrier:
         answers = follow_ranges(
             self._site.client, (keys.answers(question.attempt),), self._tell, self._site.settings.node_timeout_s
         )
-        self._streams[question.attempt] = self._site.io.submit(answers)
+        try:
+            self._streams[question.attempt] = self._site.io.submit(answers)
+        except RuntimeError:
+            return None
         open_now = await self._swap(question, limit_s)
         if open_now is not question:
             self._forget(question)

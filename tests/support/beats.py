@@ -10,7 +10,7 @@ from ftlaunch.heartbeat.listener import Heard
 from ftlaunch.heartbeat.procstate import ProcState
 from ftlaunch.heartbeat.stalls import assess
 from ftlaunch.heartbeat.tracks import Tracks
-from ftlaunch.heartbeat.verdicts import Assessment
+from ftlaunch.heartbeat.verdicts import Assessment, Stall
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher.config import HeartbeatConfig
 
@@ -107,6 +107,12 @@ class Node:
         alive = {track.local_rank for track in self.tracks.alive}
         states = {rank: state for rank, state in self.states.items() if rank in alive}
         return assess(self.tracks, self.limits, states, now)
+
+    def convict(self, stall: Stall) -> None:
+        """The generation ends because of it, as :meth:`ftlaunch.heartbeat.watch.Watch.convict` takes note of it."""
+        assert stall.learnt
+        track = self.tracks.ranks[stall.local_rank]
+        self.limits.distrust(track.beats, track.step)
 
     def run_until(self, end: float, start: float) -> tuple[float, Assessment]:
         """Judge whenever a deadline comes until there is a stall, or ``end``; returns when and what."""

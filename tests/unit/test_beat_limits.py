@@ -64,6 +64,14 @@ def test_learnt_step_limit(options: dict[str, Any], gap_s: float, expected: floa
     assert table.of(STEP).seconds == pytest.approx(expected)
 
 
+def test_where_other_nodes_do_not_tell_every_learnt_limit_is_roomy() -> None:
+    table = limits()
+    assert table.untold_s(STEP) == 600.0
+    learn_steps(table, 0.1)
+    assert (table.of(STEP).seconds, table.untold_s(STEP)) == (30.0, 300.0)
+    assert limits(section_timeouts_s={STEP: 7.0}).untold_s(STEP) == 7.0
+
+
 def test_what_was_learnt_does_not_hold_for_first_steps_of_a_generation() -> None:
     table = limits()
     learn_steps(table, 0.1)

@@ -109,28 +109,6 @@ def test_children_are_counted_only_while_it_matters() -> None:
     assert job.watch.wants_children(now + 0.1)
 
 
-def test_long_sections_are_what_other_nodes_must_know() -> None:
-    job = Job()
-    now = job.train(0.0)
-    job.watch.hear(job.speakers[0].open(CHECKPOINT, now))
-    assert job.watch.long_sections(now + 0.5) == []
-    assert job.watch.long_sections(now + 1.5) == [CHECKPOINT]
-    job.watch.exited(0, -9, now + 2)
-    assert job.watch.long_sections(now + 3) == []
-
-
-def test_ranks_that_may_wait_for_a_checkpoint_on_another_node_get_more_time() -> None:
-    job = Job()
-    now = job.train(0.0)
-    job.watch.begin(1, [FIRST_PID, FIRST_PID + 1], now, 8, blind=True)
-    job.speakers = [Speaker(rank, FIRST_PID + rank, 1) for rank in range(2)]
-    now = job.train(now, 10)
-    assert job.stalled_at(now, now + 100.0) == pytest.approx(now + 30.0, abs=0.1)
-    job.begin(2, 2, now)
-    now = job.train(now, 100)
-    assert job.stalled_at(now, now + 100.0) == pytest.approx(now + 3.0, abs=0.1)
-
-
 def test_excused_ranks_get_the_whole_time_again() -> None:
     job = Job()
     now = job.train(0.0)

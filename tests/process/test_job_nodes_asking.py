@@ -1,0 +1,234 @@
+"""Agents of one job that ask each other, through etcd and through c10d: ``ftctl status``, and who stalls."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_server import etcd, find_binary
+
+from support.jobs import Job, Launcher
+from support.waiting import wait_until
+
+HEAD = """
+import os, signal, sys, threading, time
+from ftlaunch import heartbeat as hb
+RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
+def steps(first, last):
+    for step in range(first, last):
+        time.sleep(0.01)
+        hb.beat(step)
+def wait_for_another(name):
+    # As in a collective: asleep in one place, without any sign of work.
+    path = f"{sys.argv[1]}/{name}-{RANK}"
+    os.mkfifo(path)
+    open(path).read()
+def let_go(name, ranks):
+    for rank in ranks:
+        path = f"{sys.argv[1]}/{name}-{rank}"
+        while not os.path.exists(path): time.sleep(0.01)
+        open(path, "w").close()
+"""
+SCRIPT = """
+import os, threading
+from ftlaunch.heartbeat import beat
+for step in range(1, 100000):
+    beat(step=step, total=100000)
+    threading.Event().wait(0.01)
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    if find_binary() is None:
+        yield ""
+        return
+    with etcd() as cluster:
+        yield cluster.endpoints
+
+
+@pytest.fixture(params=["etcd", "c10d"])
+def meeting(request: pytest.FixtureRequest, endpoint: str) -> list[str]:
+    if request.param == "etcd":
+        if not endpoint:
+            pytest.skip("etcd is missing")
+        where = endpoint
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            where = f"127.0.0.1:{holder.getsockname()[1]}"
+    return ["--rdzv-backend", request.param, "--rdzv-endpoint", where, "--rdzv-id", uuid.uuid4().hex[:8]]
+
+
+@pytest.fixture
+def nodes(ftlaunch: Launcher, meeting: list[str], tmp_path: Path) -> tuple[Job, Job]:
+    """Two nodes with two ranks each, at work."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    options = ["--allow-multiple-agents-per-node", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "off"]
+    first, second = (ftlaunch(*meeting, *options, script) for _ in range(2))
+    wait_until(lambda: first.events("training_resumed") and second.events("training_resumed"), 40, "both train")
+    return first, second
+
+
+@dataclass
+class Nodes:
+    """Starts two nodes with two ranks each. Limits are learnt within a second, and a second long."""
+
+    ftlaunch: Launcher
+    meeting: list[str]
+    folder: Path
+
+    def __call__(self, body: str, *options: str) -> tuple[Job, Job]:
+        """The node of ranks 0 and 1, and the other one."""
+        script, scratch = self.folder / "train.py", self.folder / "scratch"
+        script.write_text(HEAD + "print('rank', RANK, flush=True)" + body)
+        scratch.mkdir()
+        fixed = ["--allow-multiple-agents-per-node", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "off"]
+        fixed += ["--hang-floor", "1", "--max-restarts", "1"]
+        pair = [self.ftlaunch(*self.meeting, *fixed, *options, script, scratch) for _ in range(2)]
+        wait_until(lambda: all("rank" in job.out for job in pair), 40, "ranks on both nodes")
+        first, second = sorted(pair, key=lambda job: "rank 0" not in job.out and "rank 1" not in job.out)
+        return first, second
+
+
+@pytest.fixture
+def start(ftlaunch: Launcher, meeting: list[str], tmp_path: Path) -> Nodes:
+    return Nodes(ftlaunch, meeting, tmp_path)
+
+
+def answers(job: Job) -> list[str]:
+    """What the other node said whenever this one asked."""
+    return [str(event["reason"]) for event in job.events("others_asked")]
+
+
+@pytest.mark.parametrize("section", ["eval", "checkpoint"])
+def test_a_long_section_on_one_node_is_no_stall_on_the_other(start: Nodes, section: str) -> None:
+    first, second = start(f"""
+steps(0, 60)
+if RANK == 3:
+    with hb.section({section!r}):
+        while not os.path.exists(sys.argv[1] + "/done"): time.sleep(0.01)
+    let_go("eval", range(3))
+else: wait_for_another("eval")
+steps(60, 80)
+""")
+    # Several limits long: asked each time.
+    wait_until(lambda: sum(f"rank 3 is in section {section}" in said for said in answers(first)) >= 3, 60, first.err)
+    (start.folder / "scratch" / "done").touch()
+    assert (first.wait(), second.wait()) == (0, 0), first.err + second.err
+    assert not first.events("failure_detected") and not second.events("failure_detected"), first.err
+
+
+def test_a_rank_that_spins_is_found_on_its_own_node_by_the_rhythm_of_the_other(start: Nodes) -> None:
+    # Early on the second node waits for the first: so long that its own limit will be ten times that.
+    first, second = start(
+        """
+steps(0, 10)
+if RANK == 0:
+    with hb.section("eval"): time.sleep(1.5)
+    let_go("early", range(1, 4))
+elif GEN == 0: wait_for_another("early")
+steps(10, 70)
+def spin():
+    while True: pass
+if GEN == 0 and RANK == 3: spin()
+if GEN == 0: wait_for_another("late")
+""".replace("if RANK == 0:", "if GEN == 0 and RANK == 0:")
+    )
+    assert (first.wait(), second.wait()) == (0, 0), first.err + second.err
+    (failure,) = second.events("failure_detected")
+    assert (failure["kind"], failure["rank"]) == ("stall", 3), failure
+    assert "holds up ranks of other nodes" in failure["reason"] and "spin (train.py:" in failure["reason"]
+    (seen,) = first.events("failure_detected")
+    assert seen["kind"] == "peer", seen
+    silent_s = failure["monotonic"] - max(event["last_beat"] or 0 for event in second.events("progress")[:-1])
+    assert silent_s < 10, "ten times the floor"
+    assert len(first.events("workers_started")) == len(second.events("workers_started")) == 2
+    (incident,) = second.incidents()
+    assert "in spin" in "\n".join(incident["cause"]["evidence"])
+
+
+def test_a_node_whose_agent_does_not_answer_may_be_in_a_section(
+    ftlaunch: Launcher, endpoint: str, tmp_path: Path
+) -> None:
+    if not endpoint:
+        pytest.skip("etcd is missing")
+    meeting = ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", uuid.uuid4().hex[:8]]
+    body = "\nsteps(0, 60)\nif GEN == 0: wait_for_another('ever')"
+    first, second = Nodes(ftlaunch, meeting, tmp_path)(body, "--node-timeout", "60")
+    wait_until(lambda: first.events("progress") and second.events("progress"), 20)
+    second.signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: first.events("failure_detected"), 60)
+    finally:
+        second.signal(signal.SIGCONT)
+    (failure,) = first.events("failure_detected")
+    assert failure["kind"] == "stall" and "not all nodes have answered" in answers(first)[-1]
+    silent_s = float(re.findall(r"made no step for ([\d.]+) s", failure["reason"])[0])
+    assert silent_s >= 10, "ten times the floor"
+    assert (first.wait(), second.wait()) == (0, 0)
+
+
+def ftctl(job: Job, *arguments: str) -> str:
+    argv = [sys.executable, "-m", "ftlaunch.launcher.ftctl", *arguments, "--run", str(job.run_dir)]
+    environment = {**os.environ, "XDG_STATE_HOME": str(job.home / "state")}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, cwd="/")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def status(job: Job, *arguments: str) -> dict[str, Any]:
+    shape: dict[str, Any] = json.loads(ftctl(job, "status", "--json", *arguments))
+    return shape
+
+
+def test_every_node_shows_all_nodes_and_ranks(nodes: tuple[Job, Job]) -> None:
+    for job, other in (nodes, nodes[::-1]):
+        wait_until(lambda job=job: all(rank["beaten"] for rank in status(job)["ranks"]), 20)
+        seen = status(job)
+        assert [rank["rank"] for rank in seen["ranks"]] == [0, 1, 2, 3]
+        assert all(rank["state"] == "running" and rank["step"] >= 1 for rank in seen["ranks"])
+        assert [node["agent_pid"] for node in seen["nodes"]] == [job.pid, other.pid]
+        assert seen["run"] == str(job.run_dir) and seen["world_size"] == 4
+        text = ftctl(job, "status")
+        assert "2 nodes   4 ranks" in text
+        rows = [line.split()[0] for line in text.partition("RANK")[2].splitlines() if line[:1].isdigit()]
+        assert rows == ["0", "1", "2", "3"]
+        alone = status(job, "--this-node")
+        assert len(alone["ranks"]) == 2 and [node["agent_pid"] for node in alone["nodes"]] == [job.pid]
+
+
+def test_watch_goes_on_without_a_node_that_does_not_answer(nodes: tuple[Job, Job]) -> None:
+    first, second = nodes
+    argv = [sys.executable, "-m", "ftlaunch.launcher.ftctl", "status", "--watch", "--json", "--interval", "0.2"]
+    watching = subprocess.Popen(
+        [*argv, "--run", str(first.run_dir)],
+        env={**os.environ, "XDG_STATE_HOME": str(first.home / "state")},
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
+    assert watching.stdout is not None
+    try:
+        assert len(json.loads(watching.stdout.readline())["ranks"]) == 4
+        second.signal(signal.SIGSTOP)
+        seen = next(shape for shape in map(json.loads, watching.stdout) if len(shape["nodes"]) == 1)
+        assert [rank["host"] for rank in seen["ranks"]] == [os.uname().nodename] * 2
+        assert "1 of 2 nodes shown" in ftctl(first, "status")
+        second.signal(signal.SIGCONT)
+        assert next(shape for shape in map(json.loads, watching.stdout) if len(shape["ranks"]) == 4)
+    finally:
+        second.signal(signal.SIGCONT)
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
