@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,4 +107,9 @@ def _part(value: object, wanted: Any) -> Any:
     # bool is an int to Python, not to us.
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise ValueError
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
+    if isinstance(value, str):
+        # Raises for halves of surrogate pairs, which JSON carries and no terminal takes.
+        value.encode()
     return value

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.part import new_attempt
-from ftlaunch.rendezvous.common.records import VERSION, RecordError
+from ftlaunch.rendezvous.common.records import VERSION, RecordError, printable
 from ftlaunch.rendezvous.interface import Answers, Conclude, Question, Respondent
 
 log = logging.getLogger("ftlaunch.rendezvous")
@@ -55,7 +55,7 @@ class QuestionRecord:
         texts = [raw.get(name) for name in ("name", "topic", "node_id", "attempt")]
         numbers = [raw.get(name) for name in ("generation", "lease")]
         outcome = raw.get("outcome")
-        if not all(isinstance(text, str) for text in texts) or not all(type(number) is int for number in numbers):
+        if not all(_is_text(text) for text in texts) or not all(_is_number(number) for number in numbers):
             raise RecordError("not a question")
         if not isinstance(outcome, dict | None):
             raise RecordError("not the outcome of a question")
@@ -79,9 +79,9 @@ class AnswerRecord:
         """Raises :class:`RecordError`."""
         raw = _load(value, MAX_ANSWER_BYTES)
         attempt, node_id, said = (raw.get(name) for name in ("attempt", "node_id", "said"))
-        if not isinstance(attempt, str) or not isinstance(node_id, str) or not isinstance(said, dict):
+        if not _is_text(attempt) or not _is_text(node_id) or not isinstance(said, dict):
             raise RecordError("not an answer")
-        return cls(attempt, node_id, said)
+        return cls(raw["attempt"], raw["node_id"], said)
 
 
 class Carrier(Protocol):
@@ -328,6 +328,15 @@ def _load(value: bytes, limit: int) -> dict[str, Any]:
     if not isinstance(raw, dict) or raw.get("v") != VERSION:
         raise RecordError("not an object of this version")
     return raw
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and printable(value) == value
+
+
+def _is_number(value: object) -> bool:
+    # As etcd writes the id of a lease.
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _refuse(constant: str) -> float:

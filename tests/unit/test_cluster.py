@@ -42,6 +42,11 @@ def spoilt() -> list[Any]:
         wrong.append({**node, name: object()})
     for name in node["ranks"][0]:
         wrong += [{**node, "ranks": [{**node["ranks"][0], name: value}]} for value in ({}, [1], object())]
+    wrong += [
+        {**node, "up_s": float("inf")},
+        {**node, "host": "\ud800"},
+        {**node, "ranks": [{**node["ranks"][0], "sections": ["\udfff"]}]},
+    ]
     wrong += [{**node, "ranks": [None]}, {**node, "ranks": {}}, {**node, "ranks": [{**node["ranks"][0], "rank": True}]}]
     wrong += [{**node, "standby": {"mode": "off"}}, {**node, "limits": [{"name": "step"}]}, {**node, "last_cause": {}}]
     return wrong
