@@ -10,6 +10,7 @@ from typing import Any
 
 from ftlaunch.heartbeat.client import CHECKPOINT, CLIENT
 from ftlaunch.heartbeat.harmless import Harmless
+from ftlaunch.heartbeat.storewait import until_listening
 
 _MAX_PATH = 4096
 _Function = Callable[..., Any]
@@ -62,7 +63,8 @@ def hook_serialization(module: ModuleType) -> None:
 
 def hook_process_group(module: ModuleType) -> None:
     """``init_process_group``."""
-    module.init_process_group = _in_section(module.init_process_group, "init")  # type: ignore[attr-defined]
+    joining = _once_there_is_a_store(module.init_process_group)
+    module.init_process_group = _in_section(joining, "init")  # type: ignore[attr-defined]
 
 
 def hook_distributed_save(module: ModuleType) -> None:
@@ -92,6 +94,21 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.checkpoint.state_dict_loader": hook_distributed_load,
     "safetensors.torch": hook_safetensors,
 }
+
+
+def _once_there_is_a_store(function: _Function) -> _Function:
+    """Wrap ``init_process_group(backend, init_method, timeout, world_size, rank, store, ...)``."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        method = kwargs.get("init_method", args[1] if len(args) > 1 else None)
+        own_store = kwargs.get("store", args[5] if len(args) > 5 else None)
+        if method in (None, "env://") and own_store is None:
+            with Harmless():
+                until_listening()
+        return function(*args, **kwargs)
+
+    return wrapper
 
 
 def _in_section(function: _Function, name: str, saved: _Function | None = None) -> _Function:
