@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 
 class RendezvousError(Exception):
@@ -20,8 +20,7 @@ class SettingsError(RendezvousError):
     """The rendezvous settings are wrong (endpoint, certificate, password). The agent ends with code 2."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One node of a world. ``group_rank`` is its place in the node order."""
 
     node_id: str

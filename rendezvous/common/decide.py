@@ -293,10 +293,11 @@ def _seat_or_park(view: View, standing: Standing) -> tuple[Standing, tuple[Rende
     table = view.table
     if table is None:
         return standing, ()
+    former = table.generation < (standing.asked or 0) or table.generation == standing.seated
+    if former and table.rank_of(standing.node_id) is not None:
+        return standing, ()
     world = world_for(table, standing.node_id, standing.run_id)
     if world is not None:
-        if table.generation < (standing.asked or 0) or table.generation == standing.seated:
-            return standing, ()
         return replace(standing, seated=table.generation, asked=None), (WorldAgreed(world),)
     if view.failure is not None or table.generation <= standing.told_parked:
         return standing, ()

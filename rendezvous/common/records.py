@@ -113,6 +113,9 @@ class Seat(NamedTuple):
     peer_port: int
 
 
+_SEAT_TYPES = [str, str, str, int, int]
+
+
 @dataclass(frozen=True)
 class TableRecord:
     """One agreed generation.
@@ -303,11 +306,7 @@ def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def _seat(item: Any) -> Seat:
-    if not isinstance(item, list) or len(item) != len(Seat._fields):
+    # Compared as a whole: every node reads as many of them as there are nodes.
+    if not isinstance(item, list) or list(map(type, item)) != _SEAT_TYPES or item[3] < 1:
         raise RecordError(f"{item!r:.200} is not a seat")
-    seat = Seat(*map(printable, item))
-    if not (type(seat.node_id) is type(seat.host) is type(seat.address) is str):
-        raise RecordError(f"{item!r:.200} is not a seat")
-    if not (type(seat.slots) is type(seat.peer_port) is int and seat.slots > 0):
-        raise RecordError(f"{item!r:.200} is not a seat")
-    return seat
+    return Seat._make(item if "".join(item[:3]).isascii() else map(printable, item))
