@@ -11,9 +11,10 @@ from pathlib import Path
 
 from bench_lib import contenders as who
 from bench_lib.contenders import ROOT, Contender
-from bench_lib.items import ITEMS, QUICK, Item, Settings, sampler
+from bench_lib.items import ITEMS, Item, sampler
 from bench_lib.results import Results, Sample, lines, load, machine
 from bench_lib.runner import Failed
+from bench_lib.settings import QUICK, Settings
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
@@ -26,7 +27,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     letters = "".join(item.letter for item in ITEMS)
     parser.add_argument("--only", default=letters, metavar="LETTERS", help=f"items to measure (default {letters})")
     parser.add_argument("--without", default="", metavar="NAMES", help="contenders to leave out, comma-separated")
-    parser.add_argument("--repeat", type=int, help="samples per contender (default: the item's own, 3 or 5)")
+    parser.add_argument("--repeat", type=int, help="samples per contender (default: the item's own, 1 to 5)")
     parser.add_argument("--quick", action="store_true", help="one short sample each: to try the bench, not to quote")
     parser.add_argument("--resume", action="store_true", help="keep the samples that are in the output already")
     parser.add_argument("--revision", default="", help="commit of ftlaunch to measure (default: the tree as it is)")
@@ -45,11 +46,27 @@ def measure(items: Sequence[Item], args: argparse.Namespace, settings: Settings,
     """Take the samples: the contenders of an item in turn, the order reversed every other time."""
     left_out = set(filter(None, args.without.split(",")))
     for item in items:
+        missing = item.missing()
+        if missing:
+            print(f"({item.letter}) left out: {missing}", flush=True)
+            continue
         chosen = [contender for contender in item.contenders if contender.name not in left_out]
-        for repetition in range(args.repeat or (1 if args.quick else item.repeats)):
+        for repetition in range(repeats(item, args)):
             for contender in chosen[:: 1 if repetition % 2 == 0 else -1]:
                 if not results.has(item.letter, contender.name, repetition):
                     results.add(take(item, contender, repetition, settings))
+
+
+def repeats(item: Item, args: argparse.Namespace) -> int:
+    """Return how many samples of each contender are wanted."""
+    return int(args.repeat or (1 if args.quick else item.repeats))
+
+
+def estimate(items: Sequence[Item], args: argparse.Namespace) -> str:
+    """Return how long all of it takes on two cores, with all contenders and nothing measured yet."""
+    minutes = {item.letter: repeats(item, args) * item.seconds / 60 for item in items}
+    each = ", ".join(f"{letter} {value:.1f}" for letter, value in minutes.items())
+    return f"about {sum(minutes.values()):.0f} minutes ({each})"
 
 
 def take(item: Item, contender: Contender, repetition: int, settings: Settings) -> Sample:
@@ -83,6 +100,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.report:
         if not args.resume:
             results.forget(args.only)
+        print(estimate(items, args), flush=True)
         measure(items, args, settings, results)
     print("\n" + "\n".join(lines(results, items)))
     who.prepare(["picture"])

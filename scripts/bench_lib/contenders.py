@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 VENVS = ROOT / ".bench"
 TORCH = "torch==2.13.0"
+_ETCD = ("etcd-sdk-python>=0.0.7", "protobuf>=5.27")
 _PACKAGES = {
-    "ftlaunch": (TORCH, "numpy", "setuptools>=77", "click", "psutil", "nvidia-ml-py", "rich"),
+    "ftlaunch": (TORCH, "numpy", "setuptools>=77", "click", "psutil", "nvidia-ml-py", "rich", *_ETCD),
     "torchrun": (TORCH, "numpy"),
     "nvrx": (TORCH, "numpy", "nvidia-resiliency-ext==0.4.1"),
     "picture": ("matplotlib",),
@@ -32,11 +33,15 @@ class Contender:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def path(self) -> Path:
+        """Where its program is."""
+        return VENVS / self.venv / "bin" / self.program
+
     def command(self, script: Path, nproc: int, max_restarts: int = 20, *more: str) -> list[str]:
         """Return the command line that runs ``script`` with ``nproc`` ranks."""
-        program = VENVS / self.venv / "bin" / self.program
         shared = ["--nproc-per-node", str(nproc), "--max-restarts", str(max_restarts)]
-        return [str(program), *self.options, *shared, *more, str(script)]
+        return [str(self.path), *self.options, *shared, *more, str(script)]
 
     def with_options(self, name: str, *options: str) -> Contender:
         """Return a variant with another name and more options."""
@@ -47,7 +52,11 @@ FTLAUNCH = Contender("ftlaunch", "ftlaunch", "ftlaunch")
 FTLAUNCH_COLD = FTLAUNCH.with_options("ftlaunch (no standby)", "--standby", "off")
 FTLAUNCH_WARM = FTLAUNCH.with_options("ftlaunch (standby)", "--standby", "on")
 # Without this variable torchrun 2.13 never recovers here: the new workers wait for ever on keys of the old ones.
-TORCHRUN = Contender("torchrun", "torchrun", "torchrun", ("--standalone",), {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+TORCHRUN = Contender("torchrun", "torchrun", "torchrun", ("--standalone",), _OWN_STORE)
+# The same on two nodes; where they meet is the bench's to say.
+FTLAUNCH_C10D = FTLAUNCH.with_options("ftlaunch (c10d)")
+TORCHRUN_C10D = Contender("torchrun (c10d)", "torchrun", "torchrun", (), _OWN_STORE)
 NVRX = Contender("NVRx 0.4.1", "nvrx", "ft_launcher", ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"))
 
 

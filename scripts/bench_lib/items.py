@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_lib import contenders as who
-from bench_lib import measure
+from bench_lib import measure, nodes, scale
 from bench_lib.contenders import ROOT, Contender
 from bench_lib.runner import Failed, Running, start
+from bench_lib.settings import Figures, Settings
 from drills import recovery
+from support import hosts
 from support.waiting import wait_until
 
 DRILL = ROOT / "tests" / "drills" / "train_ddp.py"
@@ -31,24 +33,12 @@ _NVRX_TIMEOUTS = ("--ft-initial-rank-heartbeat-timeout", "600", "--ft-rank-heart
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How long the samples are. ``fault_step``: steps of 20 ms before the one fault of b to e."""
-
-    fault_step: int = 1510
-    window_s: float = 10.0
-    settle_s: float = 5.0
-    backoff_scale: float = 0.1
-    steady_steps: int = 6000
-    steady_warm_up_s: float = 25.0
-
-
-QUICK = Settings(fault_step=1210, window_s=3.0, settle_s=2.0, steady_steps=2500, steady_warm_up_s=12.0)
-Figures = dict[str, float]
-
-
-@dataclass(frozen=True)
 class Item:
-    """One row of the bench. ``key`` is the figure that is compared; less is better, unless ``more_is_better``."""
+    """One row of the bench. ``key`` is the figure that is compared; less is better, unless ``more_is_better``.
+
+    ``seconds``: what one sample of every contender takes together, on two cores. ``missing`` tells, in a few words,
+    what this machine lacks for it.
+    """
 
     letter: str
     title: str
@@ -56,8 +46,10 @@ class Item:
     unit: str
     sample: Callable[[Contender, Settings], Figures]
     contenders: tuple[Contender, ...]
-    repeats: int = 5
+    seconds: float
+    repeats: int = 3
     more_is_better: bool = False
+    missing: Callable[[], str] = lambda: ""
 
 
 def empty_launch(contender: Contender, settings: Settings) -> Figures:
@@ -70,11 +62,9 @@ def one_fault(kind: str, **extra: str) -> Callable[[Contender, Settings], Figure
     """Return a sampler for one fault of ``kind`` after ``fault_step`` steps of the drill."""
 
     def sample(contender: Contender, settings: Settings) -> Figures:
-        drill = {
-            "DRILL_FAULTS": f"{settings.fault_step}:{kind}",
-            "DRILL_STEPS": str(settings.fault_step + 40),
-            **extra,
-        }
+        # Whoever has no standbys to be warm by then need not be waited for.
+        step = settings.fault_step if contender is who.FTLAUNCH else settings.cold_fault_step
+        drill = {"DRILL_FAULTS": f"{step}:{kind}", "DRILL_STEPS": str(step + 40), **extra}
         with start(contender.command(DRILL, 2), {**contender.environment, **drill}) as job:
             wall = job.finish(_TIMEOUT_S)
             story = recovery.events(job.out)
@@ -160,36 +150,42 @@ def steady(contender: Contender, settings: Settings) -> Figures:
 
 
 CONTAINER = who.TORCHRUN.with_options("container restart")
+_PEERS = (who.FTLAUNCH, who.TORCHRUN, who.NVRX)
+_WITH_COLD = (who.FTLAUNCH, who.FTLAUNCH_COLD, who.TORCHRUN, who.NVRX)
+_TWO_NODES = (who.FTLAUNCH, who.FTLAUNCH_C10D, who.TORCHRUN_C10D)
 ITEMS = (
-    Item("a", "empty launch, 2 ranks", "wall_s", "s", empty_launch, (who.FTLAUNCH, who.TORCHRUN, who.NVRX)),
+    Item("a", "empty launch, 2 ranks", "wall_s", "s", empty_launch, _PEERS, 6, repeats=5),
+    Item("b", "SIGKILL of a rank → first new step", "resume_s", "s", one_fault("kill"), _WITH_COLD, 95, repeats=5),
+    Item("c", "exception in a rank → first new step", "resume_s", "s", one_fault("raise"), _PEERS, 75),
+    Item("d", "SIGKILL, survivor is stopped", "resume_s", "s", one_fault("freeze"), _PEERS, 150, repeats=1),
     Item(
-        "b", "SIGKILL of a rank → first new step", "resume_s", "s", one_fault("kill"),
-        (who.FTLAUNCH, who.FTLAUNCH_COLD, who.TORCHRUN, who.NVRX),
+        "e", "SIGKILL, survivor ignores SIGTERM", "resume_s", "s", one_fault("kill", DRILL_STUBBORN="1"), _PEERS, 150,
+        repeats=1,
+    ),
+    Item("f", "launcher's memory, 8 idle ranks (PSS)", "pss_mb", "MB", idle_agent, _PEERS, 60, repeats=2),
+    Item("g", "a heartbeat in the loop", "median_us", "µs", beat_cost, (who.FTLAUNCH_COLD, who.NVRX), 75, repeats=2),
+    Item(
+        "h", "training goodput, 2,000 steps, 5 faults", "training_percent", "%", goodput, (*_PEERS, CONTAINER), 580,
+        repeats=1, more_is_better=True,
     ),
     Item(
-        "c", "exception in a rank → first new step", "resume_s", "s", one_fault("raise"),
-        (who.FTLAUNCH, who.FTLAUNCH_COLD, who.TORCHRUN, who.NVRX),
+        "i", "time of a step, standbys on and off", "step_ms", "ms", steady, (who.FTLAUNCH_WARM, who.FTLAUNCH_COLD), 130
     ),
     Item(
-        "d", "SIGKILL, survivor is stopped", "resume_s", "s", one_fault("freeze"),
-        (who.FTLAUNCH, who.TORCHRUN, who.NVRX), repeats=3,
+        "j", "agents on one etcd: time to agree again after a failure", "reform_s", "s", scale.agree,
+        tuple(map(scale.crowd, scale.SIZES)), 40, repeats=2, missing=scale.missing,
     ),
     Item(
-        "e", "SIGKILL, survivor ignores SIGTERM", "resume_s", "s", one_fault("kill", DRILL_STUBBORN="1"),
-        (who.FTLAUNCH, who.TORCHRUN, who.NVRX), repeats=3,
+        "k", "two nodes: SIGKILL of a rank → first new step on both", "resume_s", "s", nodes.fault(nodes.kill_rank),
+        _TWO_NODES, 200, repeats=1, missing=hosts.missing,
     ),
     Item(
-        "f", "launcher's memory, 8 idle ranks (PSS)", "pss_mb", "MB", idle_agent,
-        (who.FTLAUNCH, who.TORCHRUN, who.NVRX), repeats=3,
-    ),
-    Item("g", "a heartbeat in the loop", "median_us", "µs", beat_cost, (who.FTLAUNCH_COLD, who.NVRX), repeats=3),
-    Item(
-        "h", "training goodput, 2,000 steps, 5 faults", "training_percent", "%", goodput,
-        (who.FTLAUNCH, who.TORCHRUN, who.NVRX, CONTAINER), repeats=3, more_is_better=True,
+        "l", "two nodes and a spare: SIGKILL of an agent", "resume_s", "s", nodes.fault(nodes.kill_agent, spare=True),
+        (who.FTLAUNCH,), 130, repeats=1, missing=hosts.missing,
     ),
     Item(
-        "i", "time of a step, standbys on and off", "step_ms", "ms", steady,
-        (who.FTLAUNCH_WARM, who.FTLAUNCH_COLD),
+        "m", "the same, its network gone too (node timeout 10 s)", "resume_s", "s",
+        nodes.fault(nodes.kill_host, spare=True), (who.FTLAUNCH,), 160, repeats=1, missing=hosts.missing,
     ),
 )  # fmt: skip
 

@@ -13,9 +13,10 @@ import recovery_time
 from bench_lib import contenders
 from bench_lib.__main__ import measure as take_all
 from bench_lib.__main__ import parse_args
-from bench_lib.items import ITEMS, QUICK, Settings
+from bench_lib.items import ITEMS
 from bench_lib.results import Results, Sample, lines, load, machine
 from bench_lib.runner import Failed
+from bench_lib.settings import QUICK, Settings
 from drills import recovery
 
 
@@ -82,7 +83,7 @@ def test_recovery_report_tells_phases_from_the_death_on() -> None:
 
 
 def test_item_letters_and_what_each_compares() -> None:
-    assert "".join(item.letter for item in ITEMS) == "abcdefghi"
+    assert "".join(item.letter for item in ITEMS) == "abcdefghijklm"
     assert all(item.contenders[0].name.startswith("ftlaunch") for item in ITEMS)
 
 
