@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from ftlaunch.launcher.events import Failure
-from ftlaunch.rendezvous.interface import Joining, Outcome, World
+from ftlaunch.rendezvous.interface import Joining, Lesson, Outcome, World
 
 
 class Manner(enum.Enum):
@@ -112,4 +112,11 @@ class Record:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Union[Join, Announce, StartWorkers, StopWorkers, Reclaim, WakeAt, Conclude, Leave, Exit, Record]
+@dataclass(frozen=True)
+class WarmUp:
+    """Let standbys import what the ranks of other nodes have imported."""
+
+    lesson: Lesson
+
+
+Action = Union[Join, Announce, StartWorkers, StopWorkers, Reclaim, WakeAt, Conclude, Leave, Exit, Record, WarmUp]

@@ -19,8 +19,18 @@ from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.decide import decide
 from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit, UsageError
 from ftlaunch.launcher.generations import GenerationRecord
+from ftlaunch.launcher.rundir import is_secret
 from ftlaunch.launcher.state import Judge, State
-from ftlaunch.rendezvous.interface import Joining, Rendezvous, SettingsError
+from ftlaunch.rendezvous.interface import (
+    Joining,
+    LeaseLost,
+    Lesson,
+    MembershipChanged,
+    PeerFailed,
+    Rendezvous,
+    RendezvousEvent,
+    SettingsError,
+)
 
 Prepare = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str, Any]]]
 """What comes before a rendezvous, given the history so far: facts for the leader, or :class:`NodeUnfit`."""
@@ -37,6 +47,9 @@ class Crew(Protocol):
 
     def stop(self, action: do.StopWorkers) -> None:
         """Stop them, or make a stop under way more urgent; WorkersGone or WorkersUnkillable follows."""
+
+    def warm_up(self, lesson: Lesson) -> None:
+        """Let standbys import this."""
 
 
 class Narrator(Protocol):
@@ -70,6 +83,8 @@ class Agent:
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
         self._preparations: list[Prepare] = []
         self._finish_timeout_s = 300.0
+        self.progress: Callable[[], ev.Progress] = ev.Progress
+        """Tells how far the running generation came on this node."""
 
     def employ(self, crew: Crew) -> None:
         """Who starts and stops the ranks; needs the agent's :meth:`post` itself, so it comes second."""
@@ -90,7 +105,7 @@ class Agent:
         """
         self._exit = asyncio.get_running_loop().create_future()
         try:
-            self._rendezvous.start(self.post)
+            self._rendezvous.start(self._hear)
         except SettingsError as error:
             raise UsageError(str(error)) from None
         self._met = True
@@ -105,6 +120,12 @@ class Agent:
         """Release the rendezvous, if it could be started; bounded."""
         if self._met:
             await self._rendezvous.close()
+
+    def teach(self, lesson: Lesson) -> None:
+        """Our ranks have imported this by their first step: one node tells the spares, though no secrets."""
+        if self.state.world is not None and self.state.world.group_rank == 0:
+            environment = {name: text for name, text in lesson.environment.items() if not is_secret(name)}
+            self._rendezvous.teach(replace(lesson, environment=environment))
 
     def preview(self, event: ev.Event) -> State:
         """The state that the event would lead to now. Nothing happens."""
@@ -125,6 +146,11 @@ class Agent:
         finally:
             self._deciding = False
 
+    def _hear(self, event: RendezvousEvent) -> None:
+        if isinstance(event, (PeerFailed, MembershipChanged, LeaseLost)):
+            self.post(ev.ProgressNoted(event.generation, self.progress()))
+        self.post(event)
+
     def _answer(self, event: ev.Event) -> None:
         before = self.state.phase
         decision = decide(self.state, event, clock.monotonic(), self._judge)
@@ -139,7 +165,7 @@ class Agent:
     def _perform(self, action: do.Action) -> None:
         if isinstance(action, do.Record):
             self._narrator.record(action, self.state)
-        elif isinstance(action, (do.StopWorkers, do.StartWorkers)):
+        elif isinstance(action, (do.StopWorkers, do.StartWorkers, do.WarmUp)):
             self._direct(action)
         elif isinstance(action, do.Join):
             self._withdraw_leave()
@@ -154,13 +180,15 @@ class Agent:
         else:
             self._perform_long(action)
 
-    def _direct(self, action: do.StartWorkers | do.StopWorkers) -> None:
+    def _direct(self, action: do.StartWorkers | do.StopWorkers | do.WarmUp) -> None:
         if self._crew is None:
             raise InvalidTransition("there is nobody to start or stop ranks")
         if isinstance(action, do.StartWorkers):
             self._crew.start(action.world)
-        else:
+        elif isinstance(action, do.StopWorkers):
             self._crew.stop(action)
+        else:
+            self._crew.warm_up(action.lesson)
 
     def _perform_long(self, action: do.Reclaim | do.Leave | do.Exit) -> None:
         if isinstance(action, do.Reclaim):

@@ -18,7 +18,7 @@ from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.orphans import reap_adopted
 from ftlaunch.launcher.process import SpawnSpec, WorkerProcess, spawn
 from ftlaunch.launcher.teardown import Signs, Teardown
-from ftlaunch.rendezvous.interface import World
+from ftlaunch.rendezvous.interface import Lesson, World
 
 Post = Callable[[ev.Event], None]
 
@@ -109,6 +109,8 @@ class Crew:
         self.workers: list[WorkerProcess] = []
         self.generation = -1
         self.pool: Pool | None = None
+        self.teach: Callable[[Lesson], None] = lambda lesson: None
+        """Gets what the ranks had loaded by their first step, for spare nodes."""
         self.ask_to_save: Callable[[], None] = lambda: None
         """Lets ``should_save()`` be true in all ranks."""
         self._gone: int | None = None
@@ -208,8 +210,14 @@ class Crew:
 
     def modules_learned(self, names: Sequence[str], environment: Mapping[str, str | None]) -> None:
         """What the ranks had loaded by their first step."""
+        lesson = Lesson(names, environment)
+        self.warm_up(lesson)
+        self.teach(lesson)
+
+    def warm_up(self, lesson: Lesson) -> None:
+        """Let standbys import this."""
         if self.pool is not None:
-            self.pool.learn(names, environment)
+            self.pool.learn(lesson.names, lesson.environment)
 
     def checkpoint_left(self, local_rank: int) -> None:
         """The rank has left its checkpoint section: a stop that waits for it need not wait any more."""

@@ -29,6 +29,14 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class ProgressNoted:
+    """How far this node's ranks came, told before news of other nodes that may end the generation."""
+
+    generation: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
 class LastWords:
     """What a worker said before it ended by itself."""
 
@@ -193,6 +201,7 @@ AgentEvent = Union[
     WorkerStalled,
     FirstBeat,
     CheckpointSaved,
+    ProgressNoted,
     WorkersGone,
     WorkersUnkillable,
     Reclaimed,

@@ -50,7 +50,7 @@ from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 from ftlaunch.launcher.views import Views
-from ftlaunch.rendezvous.interface import RendezvousError
+from ftlaunch.rendezvous.interface import Member, RendezvousError, World
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
@@ -229,9 +229,11 @@ class Job:
         crew.helpers = helpers
         crew.pool = self._make_pool(plan, output, agent)
         crew.on_evidence = narrator.add_evidence
+        crew.teach = agent.teach
         crew.ask_to_save = self.flags.ask_to_save
         node = self._make_node(agent, crew, narrator, hearing)
         agent.employ(WatchedCrew(crew, node))
+        agent.progress = hearing.progress
         return agent, crew, narrator, node
 
     def _make_node(self, agent: Agent, crew: Crew, narrator: Narrator, hearing: Hearing) -> Node:
@@ -265,7 +267,7 @@ class Job:
         paths = staleness.watched_paths(command.interpreter, command.target)
         return StandbyPool(
             self.config.standby,
-            lambda: plan.ranks(agent.state.world) if agent.state.world is not None else (),
+            lambda: plan.ranks(agent.state.world or _alone(self.config)),
             (*interpreter_argv(command), "--standby"),
             output,
             partial(staleness.fingerprint, paths),
@@ -358,6 +360,12 @@ def _judge(config: RestartConfig, spent: int, history: tuple[GenerationRecord, .
 
 def _share_nothing(offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return {}
+
+
+def _alone(config: Config) -> World:
+    """A world for the standbys of a spare. The order that makes one a rank tells it the real one."""
+    slots = config.workers.nproc
+    return World(0, (Member("", "", 0, slots),), 0, 0, slots, "", 0, 0, config.rendezvous.job_id)
 
 
 def _stopped(crew: Crew) -> Stopped:

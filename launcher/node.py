@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.generations import GenerationRecord
     from ftlaunch.launcher.inquiry import Inquiry
     from ftlaunch.launcher.node_keeper import NodeKeeper
-    from ftlaunch.rendezvous.interface import World
+    from ftlaunch.rendezvous.interface import Lesson, World
 
 _SETTLE_S = 0.25
 """The first ranks start undisturbed: loading the rest takes some 30 ms."""
@@ -136,6 +136,10 @@ class WatchedCrew:
         """Stop all ranks; WorkersGone or WorkersUnkillable follows."""
         self._node.stopping()
         self._crew.stop(action)
+
+    def warm_up(self, lesson: Lesson) -> None:
+        """Let standbys import this."""
+        self._crew.warm_up(lesson)
 
 
 def node_environment(config: Config) -> dict[str, str]:

@@ -80,8 +80,9 @@ class Case:
 
     @property
     def idle(self) -> int:
-        """Generations in a row without progress, up to this one; those that a node change ended are left out."""
-        return run_length([one for one in self.judged if not one.neutral or one.progress], lambda one: not one.progress)
+        """Generations in a row without progress, up to this one; those that other nodes ended are left out."""
+        ours = [one for one in self.judged if one.progress or not (one.neutral or one.record.kind == "peer")]
+        return run_length(ours, lambda one: not one.progress)
 
     @property
     def forgiven(self) -> bool:

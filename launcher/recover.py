@@ -37,9 +37,10 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
     record = record_of(state, failure)
     history = (*state.history, record)
     verdict = judge(history, now)
-    if failure.kind is ev.FailureKind.PEER and not verdict.restart:
-        # The node whose rank failed decides for all, and closes the job when it is over.
-        verdict = Verdict(True, "going on as the node that failed decides", counts=False)
+    if failure.kind is ev.FailureKind.PEER:
+        # The node whose rank failed decides for all: it closes the job when it is over, and waits when that is wise.
+        going_on = Verdict(True, "going on as the node that failed decides", counts=False)
+        verdict = replace(verdict, delay_s=0.0) if verdict.restart else going_on
     state = replace(state, failure=failure, history=history, phase=Phase.STOPPING, manner=_manner(failure))
     said = Record(
         "failure_detected",
@@ -146,6 +147,7 @@ def start_if_ready(state: State, now: float) -> Step:
         recovery=None,
         manner=None,
         beaten=False,
+        progress=ev.Progress(),
         started_at=now,
     )
     return state, (StartWorkers(world),)

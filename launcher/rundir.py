@@ -276,15 +276,15 @@ def redact(arguments: Sequence[str]) -> list[str]:
         name, equals, _ = argument.partition("=")
         if hide_next and not argument.startswith("-"):
             shown.append(_HIDDEN)
-        elif equals and _is_secret(name):
+        elif equals and is_secret(name):
             shown.append(f"{name}={_HIDDEN}")
         else:
             shown.append(re.sub(_USER_IN_URL, _HIDDEN, argument) if "://" in argument else argument)
-        hide_next = argument.startswith("-") and not equals and _is_secret(name)
+        hide_next = argument.startswith("-") and not equals and is_secret(name)
     return shown
 
 
-def _is_secret(name: str) -> bool:
+def is_secret(name: str) -> bool:
     """By whole words, so that ``--tokenizer`` and ``--max-tokens`` stay readable."""
     return not _SECRET_WORDS.isdisjoint(re.split("[^a-z0-9]+", name.lower()))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftlaunch.launcher.actions import Manner
-from ftlaunch.launcher.events import Failure, LastWords
+from ftlaunch.launcher.events import Failure, LastWords, Progress
 from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.policy import Verdict
 from ftlaunch.rendezvous.interface import Outcome, World
@@ -102,6 +102,8 @@ class State:
     spent_before: int = 0
     """Restarts that the job had had when this agent joined it."""
     beaten: bool = False
+    progress: Progress = field(default_factory=Progress)
+    """How far the generation came, as far as was told."""
     started_at: float = 0.0
     """When the generation's workers were started."""
     history: tuple[GenerationRecord, ...] = ()

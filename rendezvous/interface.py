@@ -117,10 +117,18 @@ class JoinFailed:
     reason: str
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What the running ranks had imported by their first step, and the environment they changed before: for spares."""
+
+    names: Sequence[str]
+    environment: Mapping[str, str | None]
+
+
 Publish = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 """Run on the leader: what to share with all, from what each member offered, in group rank order. Pure and quick."""
 
-RendezvousEvent = Union[WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, JoinFailed]
+RendezvousEvent = Union[WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, JoinFailed, Lesson]
 OnEvent = Callable[[RendezvousEvent], None]
 
 
@@ -190,6 +198,9 @@ class Rendezvous(Protocol):
         generation is not the present one, the meeting point cannot be reached, or another member asks the same: then
         its outcome was waited for.
         """
+
+    def teach(self, lesson: Lesson) -> None:
+        """Leave it with the job for spares, which hear it as an event, now or when they come. Lost without harm."""
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Leave; with ``FINISHED`` wait for the other nodes, at most ``timeout_s``. Returns the job's exit code."""

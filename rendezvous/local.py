@@ -11,6 +11,7 @@ from ftlaunch.rendezvous.interface import (
     Conclude,
     JoinFailed,
     Joining,
+    Lesson,
     Member,
     OnEvent,
     Outcome,
@@ -73,6 +74,9 @@ class LocalRendezvous:
     async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
         """Nobody else to ask."""
         return Answers()
+
+    def teach(self, lesson: Lesson) -> None:
+        """There are no spares."""
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Nobody to wait for."""

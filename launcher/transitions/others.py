@@ -22,7 +22,7 @@ def _peer_failed(state: State, event: rdzv.PeerFailed, now: float, judge: Judge)
     # Also in the moment between the end of our ranks and our waiting for the others.
     if state.phase not in ALIVE and not _waits_for_peers(state):
         return ignore(state, f"makes no difference while {state.phase.value}")
-    failure = ev.Failure(ev.FailureKind.PEER, event.generation, now, reason)
+    failure = ev.Failure(ev.FailureKind.PEER, event.generation, now, reason, progress=state.progress)
     return decided(fail(replace(state, ending=None), failure, now, judge), reason)
 
 
@@ -43,7 +43,7 @@ def _membership_changed(state: State, event: rdzv.MembershipChanged, now: float,
         return Decision(replace(state, growth=event.reason if later else ""), (record,), f"not now: {event.reason}")
     if agreed:
         return decided(forgo(state, event.generation, event.reason), event.reason)
-    failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, event.reason)
+    failure = ev.Failure(ev.FailureKind.MEMBERSHIP, event.generation, now, event.reason, progress=state.progress)
     return decided(fail(state, failure, now, judge), event.reason)
 
 
@@ -56,9 +56,14 @@ def _checkpoint_saved(state: State, event: ev.CheckpointSaved, now: float, judge
     return decided(fail(replace(state, growth=""), failure, now, judge), reason)
 
 
+@on(ev.ProgressNoted, *EVERYWHERE)
+def _progress_noted(state: State, event: ev.ProgressNoted, now: float, judge: Judge) -> Decision:
+    return Decision(replace(state, progress=event.progress), (), "how far this node's ranks came")
+
+
 @on(rdzv.LeaseLost, *ALIVE)
 def _lease_lost(state: State, event: rdzv.LeaseLost, now: float, judge: Judge) -> Decision:
-    failure = ev.Failure(ev.FailureKind.LEASE, event.generation, now, event.reason)
+    failure = ev.Failure(ev.FailureKind.LEASE, event.generation, now, event.reason, progress=state.progress)
     return decided(fail(state, failure, now, judge), event.reason)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.actions import Join, Manner, Record
+from ftlaunch.launcher.actions import Join, Manner, Record, WarmUp
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.recover import begin_recovery, start_if_ready
 from ftlaunch.launcher.resume_point import resume_path
@@ -58,6 +58,13 @@ def _world_late(state: State, event: rdzv.WorldAgreed, now: float, judge: Judge)
 def _parked(state: State, event: rdzv.Parked, now: float, judge: Judge) -> Decision:
     record = Record("parked", event.generation, event.reason, say=True)
     return Decision(state, (record,), event.reason)
+
+
+@on(rdzv.Lesson, *EVERYWHERE)
+def _taught(state: State, event: rdzv.Lesson, now: float, judge: Judge) -> Decision:
+    if state.phase is not Phase.JOINING:
+        return ignore(state, "the ranks of this node teach their own standbys")
+    return Decision(state, (WarmUp(event),), f"{len(event.names)} modules may be imported ahead")
 
 
 @on(rdzv.JoinFailed, Phase.JOINING, *CLEARING)

@@ -163,6 +163,10 @@ class Part:
             self._set_deadline()
         return told
 
+    def tell(self, event: RendezvousEvent) -> None:
+        """Tell the agent something that changes nothing about this node's part."""
+        self._emit(event)
+
     def fence(self, reason: str) -> None:
         """The lease cannot be trusted any more: the workers must stop."""
         seated = self.standing.seated

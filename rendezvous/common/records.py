@@ -245,7 +245,27 @@ class ClosedRecord:
         )
 
 
-AnyRecord = NodeRecord | HolderRecord | TableRecord | FailureRecord | GrowthRecord | FinishRecord | ClosedRecord
+@dataclass(frozen=True)
+class LessonRecord:
+    """What spares may import ahead: modules in order, and changes of the environment (``None``: taken away)."""
+
+    names: tuple[str, ...]
+    environment: Mapping[str, str | None]
+
+    @classmethod
+    def decode(cls, value: bytes) -> LessonRecord:
+        """Raises :class:`RecordError`."""
+        raw = load(value)
+        environment = _get(raw, "environment", dict)
+        return cls(
+            tuple(printable(str(name)) for name in _get(raw, "names", list)),
+            {printable(key): None if text is None else printable(str(text)) for key, text in environment.items()},
+        )
+
+
+AnyRecord = (
+    NodeRecord | HolderRecord | TableRecord | FailureRecord | GrowthRecord | FinishRecord | ClosedRecord | LessonRecord
+)
 
 
 def encode(record: AnyRecord) -> bytes:

@@ -29,6 +29,7 @@ from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import EtcdError, Unreachable
 from ftlaunch.rendezvous.etcd.leader import DeskListener
 from ftlaunch.rendezvous.etcd.leaving import Leaving
+from ftlaunch.rendezvous.etcd.lessons import Lessons
 from ftlaunch.rendezvous.etcd.membership import Listener, Membership
 from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.ring import Ring
@@ -40,8 +41,10 @@ from ftlaunch.rendezvous.interface import (
     Closed,
     Conclude,
     Joining,
+    Lesson,
     OnEvent,
     Outcome,
+    Parked,
     Publish,
     Question,
     Respondent,
@@ -97,6 +100,7 @@ class EtcdRendezvous:
         listener = Listener(self._on_lost, self._react, self._on_duplicate, self._on_refused)
         self._membership = Membership(self._site, listener)
         self._leaving = Leaving(self._site, self._membership)
+        self._lessons = Lessons(self._site, self._part.tell)
         self._ring = Ring(self._site, self._mirror.view, self._on_crash)
         self._candidacy = Candidacy(
             self._site, self._membership, self._mirror, self._publish, DeskListener(self._on_mismatch, self._on_crash)
@@ -132,6 +136,10 @@ class EtcdRendezvous:
         """Two writes, and one of each other member."""
         return await self._asking.ask(question, limit_s, conclude)
 
+    def teach(self, lesson: Lesson) -> None:
+        """One write per job, more only when it changes; watched by spares alone."""
+        self._tasks.start(self._lessons.teach(lesson), "telling what spares may import ahead")
+
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """See :class:`~.leaving.Leaving`."""
         view = self._mirror.view()
@@ -152,6 +160,7 @@ class EtcdRendezvous:
         self._closing = True
         self._doorbell.close()
         self._part.end()
+        self._lessons.stop()
         if self._impatience is not None:
             self._impatience.cancel()
         await self._candidacy.close()
@@ -241,7 +250,10 @@ class EtcdRendezvous:
             return
         view = self._mirror.view()
         for event in self._part.hear(view):
-            if isinstance(event, WorldAgreed):
+            if isinstance(event, Parked):
+                self._lessons.listen()
+            elif isinstance(event, WorldAgreed):
+                self._lessons.stop()
                 self._ring.follow(view.table.seats if view.table is not None else ())
                 record = self._part.record(self._site.address, self._site.peer_port)
                 if record is not None:

@@ -16,6 +16,7 @@ from ftlaunch.rendezvous.common.records import (
     FinishRecord,
     GrowthRecord,
     HolderRecord,
+    LessonRecord,
     NodeRecord,
     RecordError,
     TableRecord,
@@ -77,6 +78,11 @@ class JobKeys:
         found = existing(answer)
         return answer.applied or (found is not None and _attempt_of(found.value) == table.attempt)
 
+    async def teach(self, lesson: LessonRecord) -> None:
+        """Leave word for spares."""
+        put = Put(self._keys.modules.start, encode(lesson), self._keys.job_lease)
+        await self._write((Absent(self._keys.closed),), (put,))
+
     async def grow(self, growth: GrowthRecord, mandate: Mandate) -> None:
         """Tell the members that nodes wait."""
         put = Put(self._keys.growth, encode(growth), mandate.lease)
@@ -97,6 +103,7 @@ class JobKeys:
             Delete(self._keys.failures),
             Delete(self._keys.finishes),
             Delete(self._keys.growth),
+            Delete(self._keys.modules),
         )
         answer = await self._client.transact(Transaction((Absent(self._keys.closed),), then, (Get(self._keys.closed),)))
         if answer.applied:
@@ -109,7 +116,8 @@ class JobKeys:
         """When no agent is left: delete all but the last table, which goes on telling the restart count for a while."""
         answer = await self._client.transact(Transaction(then=(Get(self._keys.nodes, limit=1),)))
         if existing(answer) is None:
-            then = (Delete(self._keys.finishes), Delete(self._keys.failures), Delete(self._keys.growth))
+            keys = self._keys
+            then = tuple(Delete(where) for where in (keys.finishes, keys.failures, keys.growth, keys.modules))
             await self._client.transact(Transaction((Absent(self._keys.leader),), then))
 
     async def ensure_lease(self) -> None:

@@ -11,6 +11,7 @@ key                     meaning                                   written by    
 ``failures/<n>``        who ended generation n, why               the first to create it  job lease
 ``finish/<node id>``    all ranks of this node succeeded          its agent               job lease
 ``closed``              the job is over; reason and exit code     the first to create it  tombstone lease
+``modules``             what spares may import ahead              group rank 0            job lease
 ``asks/<name>``         a question to all members, its outcome    who asks                asker's lease
 ``answers/<attempt>/``  what each member says to a question       that member             asker's lease
 ======================  ========================================  ======================  =======================
@@ -110,6 +111,11 @@ class Keys:
     def asks(self) -> KeyRange:
         """All questions."""
         return below(f"{self.prefix}asks/")
+
+    @property
+    def modules(self) -> KeyRange:
+        """The one key that only spares watch."""
+        return KeyRange(f"{self.prefix}modules", f"{self.prefix}modules\0")
 
     @property
     def nodes(self) -> KeyRange:

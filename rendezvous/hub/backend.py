@@ -40,6 +40,7 @@ from ftlaunch.rendezvous.interface import (
     Closed,
     Conclude,
     Joining,
+    Lesson,
     OnEvent,
     Outcome,
     Publish,
@@ -130,6 +131,9 @@ class HubRendezvous:
     async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
         """Two lines to all, and one of each other member to this one."""
         return await self._asking.ask(question, limit_s, conclude)
+
+    def teach(self, lesson: Lesson) -> None:
+        """Not told here: a spare's standbys wait until it has been in a generation itself."""
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """As the interface says. Leaving the node that hosts the rendezvous takes it away from the others."""

@@ -94,6 +94,28 @@ def test_R10_surplus_agent_waits_and_takes_the_place_of_a_killed_one(nodes: Node
     assert "rank 3 of 4 generation 1" in spare.out and "rank 0 of 4 generation 1" in stays.out
 
 
+def test_the_standbys_of_a_spare_are_warm_before_it_ever_ran_anything(nodes: Nodes) -> None:
+    nodes.write("""
+import psutil
+from ftlaunch.heartbeat import beat
+for step in range(10**9):
+    beat(step)
+    if GEN == 1: break
+    time.sleep(0.02)
+""")
+    agents = [nodes(), nodes()]
+    for agent in agents:
+        up(agent, 0)
+    spare = nodes()
+    wait_until(lambda: len(spare.events("standby_ready")) == 2, 60, "both standbys of the spare")
+    assert spare.events("standby_ready")[0]["modules"] > 0
+    lost = next(agent for agent in agents if "rank 3" in agent.out)
+    lost.signal(signal.SIGKILL)
+    assert [agent.wait(40) for agent in agents if agent is not lost] == [0] and spare.wait(40) == 0
+    (started,) = spare.events("workers_started")
+    assert started["warm"] == 2
+
+
 def test_R1_agent_that_is_told_to_stop_leaves_and_the_others_go_on(nodes: Nodes) -> None:
     nodes.write("if WORLD > 1: signal.pause()")
     first, second = nodes(nnodes="1:2", nproc=1), nodes(nnodes="1:2", nproc=1)

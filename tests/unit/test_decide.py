@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Manner
+from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.decide import Decision, decide
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.policy import GenerationRecord, Verdict
-from ftlaunch.launcher.state import Ending, Phase, State
+from ftlaunch.launcher.state import Ending, Phase, Recovery, State
 from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome, World, WorldAgreed
 
@@ -314,3 +316,30 @@ def test_what_a_leader_publishes_is_used_as_far_as_it_makes_sense(odd: Any) -> N
 def test_ending_is_kept_when_the_job_is_left() -> None:
     state = replace(running(), ending=Ending(Outcome.FAILED, None, "x"), phase=Phase.STOPPING)
     assert the(do.Leave, tell(state, ev.WorkersGone(0))).exit_code == 1
+
+
+def test_a_spare_warms_its_standbys_by_what_others_teach_and_a_node_at_work_does_not() -> None:
+    lesson = rdzv.Lesson(("torch",), {"OMP_NUM_THREADS": "1"})
+    joining = tell(State(slots=SLOTS), ev.Started()).state
+    assert the(do.WarmUp, tell(joining, lesson)).lesson == lesson
+    assert none(do.WarmUp, tell(running(), lesson))
+
+
+@pytest.mark.parametrize(("group_rank", "taught"), [(0, [rdzv.Lesson(("torch",), {"A": "1"})]), (1, [])])
+def test_one_node_teaches_the_spares_though_no_secrets(group_rank: int, taught: list[rdzv.Lesson]) -> None:
+    heard: list[rdzv.Lesson] = []
+    rendezvous: Any = SimpleNamespace(teach=heard.append)
+    narrator: Any = None
+    state = replace(running(), world=replace(world(0), group_rank=group_rank))
+    agent = Agent(state, always, rendezvous, narrator)
+    agent.teach(rdzv.Lesson(("torch",), {"A": "1", "HF_TOKEN": "hush"}))
+    assert heard == taught
+
+
+def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_waited_for() -> None:
+    state = tell(running(), ev.ProgressNoted(0, ev.Progress(True, ticks=70))).state
+    found = tell(state, rdzv.PeerFailed(0, "b", "its rank died"), judge=later)
+    assert found.state.history[-1].ticks == 70
+    assert none(do.WakeAt, found) and found.state.recovery == Recovery()
+    state = tell(state, exited(1, 1), judge=later).state
+    assert state.recovery is not None and state.recovery.delayed, "its own failure is"

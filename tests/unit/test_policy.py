@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ftlaunch.launcher.config import RestartBudget, RestartConfig
@@ -399,8 +399,10 @@ def test_a_total_is_never_exceeded(fates: list[GenerationRecord], total: int) ->
 
 @given(st.lists(records, min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_without_progress_every_job_comes_to_an_end(fates: list[GenerationRecord], chance: random.Random) -> None:
-    # A limit of its own for each kind; at worst they alternate.
+    # A limit of its own for each kind; at worst they alternate. What a peer's failure ended is the peer's to end.
     still = [replace(fate, beaten=False, step=None, ticks=0, checkpoints=0, checkpoint_step=None) for fate in fates]
+    still = [fate for fate in still if fate.kind != "peer"]
+    assume(still)
     config = RestartConfig(max_membership_changes=5)
     most = (config.max_no_progress + MAX_PORT_RETRIES) * (config.max_membership_changes + 1)
     history: list[GenerationRecord] = []
@@ -409,3 +411,12 @@ def test_without_progress_every_job_comes_to_an_end(fates: list[GenerationRecord
         if not judge(history, history[-1].ended_at, config).restart:
             return
     raise AssertionError([record.kind for record in history])
+
+
+def test_generations_that_other_nodes_ended_are_not_held_against_this_one() -> None:
+    """Only the node whose rank failed can judge; two such in a row and a first failure here are no three."""
+    peers = [GenerationRecord(number, "peer", float(number), beaten=True, ticks=9) for number in range(1, 3)]
+    ours = GenerationRecord(3, "signal", 3.0, exit_code=-9, beaten=True, ticks=5)
+    first = GenerationRecord(0, "signal", 0.0, exit_code=-9, beaten=True, ticks=100)
+    verdict = judge([first, *peers, ours], 4.0, DEFAULT)
+    assert verdict.restart and verdict.delay_s == 0.0
