@@ -12,6 +12,7 @@ from pathlib import Path
 from bench_lib import contenders as who
 from bench_lib.contenders import ROOT, Contender
 from bench_lib.items import ITEMS, Item, sampler
+from bench_lib.report import markdown
 from bench_lib.results import Results, Sample, lines, load, machine
 from bench_lib.runner import Failed
 from bench_lib.settings import QUICK, Settings
@@ -34,7 +35,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--backoff-scale", type=float, default=0.1, help="for container restarts in h (default 0.1)")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "bench.svg")
-    parser.add_argument("--report", action="store_true", help="measure nothing: table and picture of the output")
+    parser.add_argument("--report", action="store_true", help="measure nothing: tables and pictures of the output")
     args = parser.parse_args(argv)
     unknown = set(args.only) - set(letters)
     if unknown:
@@ -103,6 +104,7 @@ def main(argv: Sequence[str]) -> int:
         print(estimate(items, args), flush=True)
         measure(items, args, settings, results)
     print("\n" + "\n".join(lines(results, items)))
+    args.output.with_suffix(".md").write_text(markdown(results))
     who.prepare(["picture"])
     script = Path(__file__).with_name("picture.py")
     subprocess.run([who.python("picture"), script, args.output, args.picture], check=True)

@@ -50,6 +50,8 @@ class Item:
     repeats: int = 3
     more_is_better: bool = False
     missing: Callable[[], str] = lambda: ""
+    shown: tuple[str, ...] = ()
+    """What the table shows beside ``key``; all figures when empty."""
 
 
 def empty_launch(contender: Contender, settings: Settings) -> Figures:
@@ -173,7 +175,7 @@ ITEMS = (
     ),
     Item(
         "j", "agents on one etcd: time to agree again after a failure", "reform_s", "s", scale.agree,
-        tuple(map(scale.crowd, scale.SIZES)), 40, repeats=2, missing=scale.missing,
+        tuple(map(scale.crowd, scale.SIZES)), 40, repeats=2, missing=scale.missing, shown=scale.SHOWN,
     ),
     Item(
         "k", "two nodes: SIGKILL of a rank → first new step on both", "resume_s", "s", nodes.fault(nodes.kill_rank),

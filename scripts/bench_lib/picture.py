@@ -54,10 +54,53 @@ def rows_of(medians: dict[str, Any], wanted: tuple[tuple[str, str, str], ...]) -
     return found
 
 
+SCALE = (
+    ("seconds until the last agent knows", (("form_s", "first generation"), ("reform_s", "after a failure"))),
+    ("etcd writes, after a failure", (("reform_writes", "all nodes together"),)),
+    (
+        "per agent, after a failure",
+        (("reform_messages_per_agent", "messages"), ("reform_writes_per_agent", "etcd writes")),
+    ),
+)
+
+
+def draw_scale(medians: dict[str, Any], about: dict[str, Any], target: Path) -> None:
+    """Draw what agreeing costs by the number of nodes: both axes logarithmic, the last panel from zero."""
+    crowds = sorted(medians.get("j", {}).values(), key=lambda figures: figures.get("nodes", 0))
+    crowds = [figures for figures in crowds if "nodes" in figures]
+    if not crowds:
+        return
+    nodes = [figures["nodes"] for figures in crowds]
+    figure, panels = pyplot.subplots(1, len(SCALE), figsize=(12, 3.8), layout="constrained")
+    for axes, (title, curves) in zip(panels, SCALE, strict=True):
+        for (name, label), colour in zip(curves, ("#0b7a53", "#c0562a"), strict=False):
+            axes.plot(nodes, [figures[name] for figures in crowds], "o-", color=colour, label=label)
+        axes.set_xscale("log")
+        axes.set_xticks(nodes, [f"{count:,.0f}" for count in nodes])
+        axes.minorticks_off()
+        axes.set_xlabel("nodes")
+        axes.set_title(title, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    for axes in panels[:2]:
+        axes.set_yscale("log")
+    panels[2].set_ylim(bottom=0)
+    figure.suptitle(f"agents without ranks, all on one machine with their etcd: {about['cpu']}, {about['cores']} cores")
+    save(figure, target)
+
+
+def save(figure: Any, target: Path) -> None:
+    """Write the picture as SVG and PNG; without the date, so that the same numbers give the same file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None})
+    figure.savefig(target.with_suffix(".png"), dpi=110)
+
+
 def main(source: Path, target: Path) -> None:
-    """Draw seconds on the left, goodput on the right."""
+    """Draw seconds on the left, goodput on the right; and a second picture, NAME-scale.svg."""
     document = json.loads(source.read_text())
     medians, about = document["medians"], document["about"]
+    draw_scale(medians, about, target.with_stem(f"{target.stem}-scale"))
     times = rows_of(medians, SECONDS)
     shares = rows_of(
         medians, (("h", "training_percent", "training"), ("h", "infrastructure_percent", "infrastructure"))
@@ -79,10 +122,7 @@ def main(source: Path, target: Path) -> None:
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB; PyTorch {about['versions']['torch']} on CPU"
     )
     figure.suptitle(f"two ranks, medians; {machine}", fontsize=9)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Without the date, so that the same numbers give the same file.
-    figure.savefig(target, metadata={"Date": None})
-    figure.savefig(target.with_suffix(".png"), dpi=110)
+    save(figure, target)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,9 @@ def _line(results: Results, item: Item, name: str, base: float | None) -> str:
     ratio = f"{middle / base:7.2f}x" if base else " " * 8
     others = {figure: results.median(item.letter, name, figure) for s in results.samples[:] for figure in s.figures}
     rest = "  ".join(
-        f"{figure}={value:.4g}" for figure, value in others.items() if value is not None and figure != item.key
+        f"{figure}={value:.4g}"
+        for figure, value in others.items()
+        if value is not None and figure != item.key and (not item.shown or figure in item.shown)
     )
     spread = f"[{min(values):.4g} … {max(values):.4g}] n={len(values)}"
     return f"    {name:22} {middle:9.3f} {item.unit:3} {ratio}  {spread:28} {rest}{trouble}"

@@ -11,6 +11,7 @@ from bench_lib.runner import start
 from bench_lib.settings import Figures, Settings
 
 SIZES = (10, 30, 100, 300, 1000)
+SHOWN = ("form_s", "reform_messages_per_agent", "reform_writes", "reform_writes_per_agent", "reform_agent_cpu_ms")
 _AGENTS = ROOT / "scripts" / "workloads" / "agents.py"
 _TIMEOUT_S = 300.0
 
@@ -34,4 +35,4 @@ def agree(contender: Contender, settings: Settings) -> Figures:
         with start([str(contender.path), str(_AGENTS), *arguments], contender.environment) as job:
             job.finish(_TIMEOUT_S)
             found: Figures = json.loads((job.out / "agents.json").read_text())
-    return found
+    return {"nodes": float(size), **found}

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from bench_lib import measure
+from bench_lib import measure, scale
 from bench_lib.runner import Failed, start
+from bench_lib.settings import QUICK
 from support import procfs
 from support.waiting import wait_until
 
@@ -49,3 +50,14 @@ def test_the_bench_shows_its_help_without_installing_anything() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0 and "--only" in done.stdout
+
+
+@pytest.mark.skipif(bool(scale.missing()), reason=scale.missing() or "etcd is there")
+def test_what_agreeing_costs_a_node_does_not_grow_with_their_number() -> None:
+    found = {size: scale.agree(scale.crowd(size, sys.executable), QUICK) for size in (10, 30)}
+    for size, figures in found.items():
+        # Each asks once; one failure and one table are for all. What a slow machine repeats comes on top.
+        assert size + 2 <= figures["reform_writes"] < 2 * size
+    for figure in ("form_messages_per_agent", "reform_messages_per_agent"):
+        # If each agent heard of each other one, there would be more than twice as many.
+        assert found[30][figure] < 1.5 * found[10][figure]

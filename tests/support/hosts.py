@@ -20,6 +20,8 @@ from support.waiting import wait_until
 INTERFACE = "eth0"
 _NETWORK = "10.231.77"
 _SWITCH = "switch"
+_OWN_ETC = Path("/etc/netns")
+"""What lies below it by the name of a namespace takes the place of files in /etc there (ip-netns(8))."""
 
 
 def missing() -> str:
@@ -57,6 +59,9 @@ class Hosts:
     def __exit__(self, *ignored: object) -> None:
         for space in self._spaces.values():
             subprocess.run(["ip", "netns", "delete", space], check=False, stderr=subprocess.DEVNULL)
+            shutil.rmtree(_OWN_ETC / space, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _OWN_ETC.rmdir()
 
     def address(self, host: str) -> str:
         """Return a host's address."""
@@ -90,7 +95,12 @@ class Hosts:
 
     def _build(self) -> None:
         switch = self._spaces[_SWITCH]
-        for space in self._spaces.values():
+        names = "".join(f"{address} {name}\n" for name, address in self._addresses.items())
+        for name, space in self._spaces.items():
+            # They know each other by name: torch looks up who connects, and would wait for a name server.
+            own = f"127.0.0.1 localhost\n::1 localhost\n{self._addresses[name]} {os.uname().nodename}\n"
+            (_OWN_ETC / space).mkdir(parents=True)
+            (_OWN_ETC / space / "hosts").write_text(own + names)
             _ip("netns", "add", space)
             _ip("-n", space, "link", "set", "lo", "up")
         _ip("-n", switch, "link", "add", INTERFACE, "type", "bridge")

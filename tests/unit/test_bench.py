@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import recovery_time
-from bench_lib import contenders
+from bench_lib import contenders, nodes
+from bench_lib.__main__ import estimate, parse_args
 from bench_lib.__main__ import measure as take_all
-from bench_lib.__main__ import parse_args
 from bench_lib.items import ITEMS
+from bench_lib.report import markdown
 from bench_lib.results import Results, Sample, lines, load, machine
 from bench_lib.runner import Failed
 from bench_lib.settings import QUICK, Settings
@@ -82,6 +84,11 @@ def test_recovery_report_tells_phases_from_the_death_on() -> None:
     assert "not recovered" in recovery_time.describe(unfinished)[0]
 
 
+@pytest.fixture
+def about() -> dict[str, Any]:
+    return {**machine(), "versions": {"torch": "1"}}
+
+
 def test_item_letters_and_what_each_compares() -> None:
     assert "".join(item.letter for item in ITEMS) == "abcdefghijklm"
     assert all(item.contenders[0].name.startswith("ftlaunch") for item in ITEMS)
@@ -93,16 +100,65 @@ def test_contender_builds_its_command_line() -> None:
     assert contenders.FTLAUNCH_COLD.command(Path("t.py"), 1)[1:3] == ["--standby", "off"]
 
 
+def test_an_item_that_cannot_be_measured_here_is_left_out_in_one_line(
+    tmp_path: Path, about: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(contender: contenders.Contender, settings: Settings) -> dict[str, float]:
+        raise AssertionError("measured all the same")
+
+    item = replace(ITEMS[0], sample=never, missing=lambda: "needs root for network namespaces")
+    results = Results(tmp_path / "r.json", about, [])
+    take_all([item], parse_args([]), QUICK, results)
+    assert capsys.readouterr().out == "(a) left out: needs root for network namespaces\n"
+    assert not results.samples
+
+
+def test_the_time_it_takes_is_told_before() -> None:
+    items = [replace(ITEMS[0], seconds=30.0, repeats=4), replace(ITEMS[1], seconds=60.0, repeats=1)]
+    assert estimate(items, parse_args([])) == "about 3 minutes (a 2.0, b 1.0)"
+    assert estimate(items, parse_args(["--quick"])) == "about 2 minutes (a 0.5, b 1.0)"
+    assert estimate(items, parse_args(["--repeat", "10"])) == "about 15 minutes (a 5.0, b 10.0)"
+
+
+def test_phases_on_two_nodes_count_from_the_fault_to_the_last_agent(tmp_path: Path) -> None:
+    def event(name: str, monotonic: float, **fields: Any) -> dict[str, Any]:
+        return {"event": name, "monotonic": monotonic, **fields}
+
+    told = {
+        "a": [event("training_resumed", 9.0), event("failure_detected", 10.02), event("rendezvous_completed", 10.05)],
+        "b": [event("failure_detected", 10.01), event("rendezvous_completed", 10.04)],
+    }
+    for host, number in (("a", 2), ("b", 1)):
+        told[host] += [event("workers_started", 10.1, warm=number), event("training_resumed", 10.2 + number)]
+    cluster: Any = SimpleNamespace(agents=told, events=told.__getitem__)
+    found = nodes._phases(cluster, 10.0)
+    assert found.pop("warm") == 3
+    assert found == pytest.approx(
+        {"agreeing_ms": 40.0, "known_ms": 20.0, "agreed_ms": 50.0, "started_ms": 100.0, "first_beat_ms": 2200.0}
+    )
+
+
+def test_the_page_has_a_row_per_launcher_size_and_phase(tmp_path: Path, about: dict[str, Any]) -> None:
+    about |= {"cpu": "a processor", "cores": 2, "memory_gb": 4, "kernel": "6"}
+    crowd = ITEMS[9].contenders[0].name
+    phases = dict.fromkeys(("known_ms", "agreed_ms", "stopped_ms", "started_ms", "first_beat_ms"), 30.0)
+    samples = [
+        Sample("b", "ftlaunch", 0, {"resume_s": 0.2}),
+        Sample("b", "torchrun", 0, {"resume_s": 3.0}),
+        Sample("j", crowd, 0, {"nodes": 10.0, "form_s": 0.5, "reform_s": 0.25, "reform_messages_per_agent": 5.2}),
+        Sample("k", "ftlaunch", 0, {"resume_s": 0.4, "agreeing_ms": 8.0, **phases}),
+    ]
+    page = markdown(Results(tmp_path / "r.json", about, samples))
+    assert "| b. SIGKILL of a rank → first new step | torchrun | 3 s | 15.00 | 3 … 3 | 1 |" in page
+    assert "\n| 10 | 0.50 | 0.25 | 5.2 |" in page
+    assert "| ftlaunch | 30 | 30 | 30 | 30 | 30 | 8 |" in page
+
+
 def test_bad_item_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse_args(["--only", "az"])
     assert stop.value.code == 2
     assert "no item z" in capsys.readouterr().err
-
-
-@pytest.fixture
-def about() -> dict[str, Any]:
-    return {**machine(), "versions": {"torch": "1"}}
 
 
 def test_contenders_take_turns_and_a_failure_is_recorded(
