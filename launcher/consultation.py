@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 TOPIC = "ranks"
 LIMIT_S = 5.0
-"""Answers take as long as stacks do; a node that has not answered by then does not."""
+LIMIT_PER_NODE_S = 0.003
+"""Answers take as long as stacks do, and who asked reads them one by one; who has not answered by then does not."""
 LOOK_S = 1.0
 """So far apart are two looks that tell whether a rank works, where there was none in the present silence."""
 FRESH_S = 2.0
@@ -84,7 +85,8 @@ class Consultation:
                 accounts, complete = _read(answers, world)
                 return elsewhere.survey_to_json(elsewhere.survey(stall, rank, [own, *accounts], complete))
 
-            await self._peers.ask(TOPIC, world.generation, LIMIT_S, conclude)
+            limit_s = LIMIT_S + len(world.members) * LIMIT_PER_NODE_S
+            await self._peers.ask(TOPIC, world.generation, limit_s, conclude)
         latest = self._latest
         sentence = latest.sentence if latest is not None else "no node could be asked"
         self._witness.note_asked(f"rank {rank} {stall.reason}; asked the other nodes: {sentence}")

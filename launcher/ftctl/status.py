@@ -17,7 +17,7 @@ from ftlaunch.launcher.ftctl._runs import summarise
 from ftlaunch.launcher.ftctl._table import columns
 from ftlaunch.launcher.rundir import is_running
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 10.0
 
 
 @click.command()

@@ -89,10 +89,10 @@ class EtcdCarrier:
     async def reply(self, question: QuestionRecord, answer: bytes) -> None:
         """Not written when the question is over by then."""
         keys = self._site.keys
-        asked = self._mirror.get(keys.ask(question.name))
-        if asked is not None:
-            put = Put(keys.answer(question.attempt, self._site.node.node_id), answer, question.lease)
-            await self._try(Transaction((ValueIs(asked.key, asked.value),), (put,)), _REPLY_S)
+        # Not what the watch has told: it may be behind the write by which we learnt of the question.
+        condition = ValueIs(keys.ask(question.name), question.encode())
+        put = Put(keys.answer(question.attempt, self._site.node.node_id), answer, question.lease)
+        await self._try(Transaction((condition,), (put,)), _REPLY_S)
 
     async def settle(self, question: QuestionRecord, outcome: Mapping[str, Any]) -> None:
         """One write, which takes the answers away, too."""

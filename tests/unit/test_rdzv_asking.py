@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,10 @@ from hypothesis import strategies as st
 from ftlaunch.rendezvous.common.asking import AnswerRecord, Asking, QuestionRecord, told
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, RecordError, Seat, TableRecord
+from ftlaunch.rendezvous.etcd.asking import EtcdCarrier
+from ftlaunch.rendezvous.etcd.keys import Keys
+from ftlaunch.rendezvous.etcd.mirror import Mirror
+from ftlaunch.rendezvous.etcd.wire import Answer, Put, Transaction, ValueIs
 from ftlaunch.rendezvous.interface import Answers, Question
 
 NAMES = ("a", "b", "c")
@@ -177,6 +182,29 @@ def test_a_lease_that_etcd_does_not_know_is_refused(lease: object) -> None:
 def test_an_outcome_that_is_too_large_is_an_empty_one() -> None:
     record, value = told(OPEN, {"x": "y" * 100_000})
     assert record.outcome == {} and QuestionRecord.decode(value) == record
+
+
+def test_an_answer_is_written_although_the_watch_is_behind_the_write_that_told_of_the_question() -> None:
+    written: list[Transaction] = []
+
+    async def transact(transaction: Transaction) -> Answer:
+        written.append(transaction)
+        return Answer(True, 1)
+
+    async def ask(attempt: Callable[[], Awaitable[Answer]], limit_s: float) -> Answer:
+        return await attempt()
+
+    keys = Keys.of_job("job")
+    site = SimpleNamespace(
+        keys=keys, node=SimpleNamespace(node_id="a"), client=SimpleNamespace(transact=transact), ask=ask
+    )
+    carrier = EtcdCarrier(cast(Any, site), cast(Any, None), Mirror(keys), lambda value: None)
+    asyncio.run(carrier.reply(replace(OPEN, lease=7), b"answer"))
+    (transaction,) = written
+    # Byte for byte what who asked has written.
+    assert transaction.conditions == (ValueIs(keys.ask("ranks"), replace(OPEN, lease=7).encode()),)
+    assert QuestionRecord.decode(OPEN.encode()).encode() == OPEN.encode()
+    assert transaction.then == (Put(keys.answer(OPEN.attempt, "a"), b"answer", 7),)
 
 
 JSON = st.recursive(
