@@ -223,7 +223,7 @@ class Agent:
         except NodeUnfit as error:
             self.post(ev.NodeUnhealthy(self.state.generation, str(error)))
             return
-        offers = {name: fact for facts in found for name, fact in facts.items()}
+        offers = {name: fact for facts in (joining.offers, *found) for name, fact in facts.items()}
         self._rendezvous.join(replace(joining, offers=offers))
 
     def _withdraw_leave(self) -> None:

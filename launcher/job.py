@@ -44,13 +44,14 @@ from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
 from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
+from ftlaunch.launcher.recover import SAVED, most_saved
 from ftlaunch.launcher.retention import prune_in_background
 from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 from ftlaunch.launcher.views import Views
-from ftlaunch.rendezvous.interface import Member, RendezvousError, World
+from ftlaunch.rendezvous.interface import Member, Publish, RendezvousError, World
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.cli import Parsed
@@ -208,7 +209,9 @@ class Job:
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
         helpers = bystanders.PIDS
         resume = self._make_resume(helpers)
-        rendezvous = meeting.make_rendezvous(self.config, resume.publish if resume is not None else _share_nothing)
+        rendezvous = meeting.make_rendezvous(
+            self.config, partial(_publish, resume.publish if resume is not None else None)
+        )
         self.peers = Peers(rendezvous)
         hearing.consult(self.peers)
         agent = Agent(
@@ -358,8 +361,8 @@ def _judge(config: RestartConfig, spent: int, history: tuple[GenerationRecord, .
     return judge(history, now, config, random.random())
 
 
-def _share_nothing(offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return {}
+def _publish(choose: Publish | None, offers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return {SAVED: most_saved(offers), **(choose(offers) if choose is not None else {})}
 
 
 def _alone(config: Config) -> World:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import (
@@ -22,7 +24,10 @@ from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.policy import Verdict
 from ftlaunch.launcher.resume_point import resume_path, resume_step
 from ftlaunch.launcher.state import Ending, Judge, Phase, Recovery, State, WorkerState
-from ftlaunch.rendezvous.interface import Joining, Outcome
+from ftlaunch.rendezvous.interface import Joining, Outcome, World
+
+SAVED = "saved"
+"""What nodes offer, and the leader shares: [a generation that ended, checkpoints heard of in it]."""
 
 Step = tuple[State, tuple[Action, ...]]
 
@@ -73,7 +78,10 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
 
 def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
     """Another rank than thought was the first to fail: judge again; the stop under way goes on as it is."""
-    history = (*state.history[:-1], record_of(state, failure))
+    record = record_of(state, failure)
+    # The others may have told of more already.
+    record = replace(record, checkpoints=max(record.checkpoints, state.history[-1].checkpoints))
+    history = (*state.history[:-1], record)
     verdict = judge(history, now)
     state = replace(state, failure=failure, history=history)
     said = Record(
@@ -117,8 +125,24 @@ def forgo(state: State, generation: int, reason: str) -> Step:
 
 
 def join_next(state: State, recovery: Recovery) -> Join:
-    """Ask for the generation after this one."""
-    return Join(Joining(state.generation + 1, state.slots, recovery.counts))
+    """Ask for the generation after this one, and offer what only this node may have heard of the last one."""
+    offers = {SAVED: [state.generation, state.history[-1].checkpoints]} if state.history else {}
+    return Join(Joining(state.generation + 1, state.slots, recovery.counts, offers))
+
+
+def most_saved(offers: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The latest generation that is told of, by the node that heard of most: often rank 0 saves alone."""
+    told = (offer.get(SAVED) for offer in offers)
+    return max((one for one in told if isinstance(one, list) and list(map(type, one)) == [int, int]), default=[-1, 0])
+
+
+def with_saved(state: State, world: World) -> State:
+    """The last generation's record, corrected by what the other nodes have heard."""
+    generation, saved = most_saved([world.shared])
+    if not state.history or state.history[-1].generation != generation:
+        return state
+    last = state.history[-1]
+    return replace(state, history=(*state.history[:-1], replace(last, checkpoints=max(last.checkpoints, saved))))
 
 
 def _manner(failure: ev.Failure) -> Manner:

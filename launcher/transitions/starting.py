@@ -7,7 +7,7 @@ from dataclasses import replace
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Join, Manner, Record, WarmUp
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.recover import begin_recovery, start_if_ready
+from ftlaunch.launcher.recover import begin_recovery, start_if_ready, with_saved
 from ftlaunch.launcher.resume_point import resume_path
 from ftlaunch.launcher.state import Ending, Judge, Phase, State
 from ftlaunch.launcher.table import ALIVE, CLEARING, EVERYWHERE, Decision, end, ignore, on
@@ -44,7 +44,7 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
         told = world.shared.get("refused_code")
         code = told if type(told) is int and told in range(256) else ExitCode.NO_PROGRESS
         return end(state, Ending(Outcome.FAILED, code, str(world.shared["refused"])), Manner.NOW)
-    state = replace(state, growth="", recovery=replace(state.recovery, world=world))
+    state = with_saved(replace(state, growth="", recovery=replace(state.recovery, world=world)), world)
     state, actions = start_if_ready(state, now)
     return Decision(state, (record, *actions), f"generation {world.generation} agreed on")
 

@@ -15,6 +15,7 @@ from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.decide import Decision, decide
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.policy import GenerationRecord, Verdict
+from ftlaunch.launcher.recover import SAVED, most_saved
 from ftlaunch.launcher.state import Ending, Phase, Recovery, State
 from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome, World, WorldAgreed
@@ -343,3 +344,15 @@ def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_w
     assert none(do.WakeAt, found) and found.state.recovery == Recovery()
     state = tell(state, exited(1, 1), judge=later).state
     assert state.recovery is not None and state.recovery.delayed, "its own failure is"
+
+
+def test_what_only_another_node_heard_saved_is_progress_here() -> None:
+    failed = tell(running(), exited(0, -9))
+    assert the(do.Join, failed).joining.offers == {SAVED: [0, 0]}
+    shared = {SAVED: most_saved([{SAVED: [0, 0]}, {SAVED: [0, 7]}, {SAVED: "x"}, {}])}
+    agreed = tell(failed.state, WorldAgreed(replace(world(1), shared=shared)))
+    assert agreed.state.history[-1].checkpoints == 7
+    corrected = tell(agreed.state, ev.WorkerFailing(0, 1, WORDS))
+    assert corrected.state.history[-1].checkpoints == 7, "also when another rank proves to be the cause"
+    stale = tell(failed.state, WorldAgreed(replace(world(1), shared={SAVED: [5, 7]})))
+    assert stale.state.history[-1].checkpoints == 0
