@@ -75,7 +75,7 @@ def take(item: Item, contender: Contender, repetition: int, settings: Settings) 
     print(f"({item.letter}) {contender.name} #{repetition + 1}: ", end="", flush=True)
     try:
         figures = sampler(item, contender)(contender, settings)
-    except (Failed, AssertionError, OSError, ValueError, LookupError) as error:
+    except (Failed, AssertionError, OSError, ValueError, LookupError, subprocess.SubprocessError) as error:
         print(f"failed: {error}", flush=True)
         return Sample(item.letter, contender.name, repetition, {}, f"{type(error).__name__}: {error}"[:400])
     print(f"{figures[item.key]:.4g} {item.unit}", flush=True)
