@@ -10,10 +10,8 @@ never find ours under a number that means theirs.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import resource
 import sys
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_DGRAM, SOCK_NONBLOCK, socket
 from _struct import Struct
@@ -23,6 +21,7 @@ from select import POLLOUT, poll
 from time import monotonic_ns
 
 from ftlaunch.heartbeat import compact
+from ftlaunch.heartbeat.descriptors import high_descriptor
 from ftlaunch.heartbeat.harmless import Harmless
 
 TYPE_CHECKING = False
@@ -48,22 +47,6 @@ _MAX_INFO_ITEMS = 32
 _MAX_INFO_TEXT = 256
 
 _UNUSED, _ON, _OFF = range(3)
-
-
-def high_descriptor(fd: int, *, inheritable: bool = False) -> int:
-    """Move a descriptor out of the range that scripts use; returns the new number.
-
-    Under 1024 all the same: a larger descriptor table would be copied at every fork.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    floor = max(3, (min(limit, 1024) if limit > 0 else 1024) - 24)
-    try:
-        moved = fcntl.fcntl(fd, fcntl.F_DUPFD if inheritable else fcntl.F_DUPFD_CLOEXEC, floor)
-    except OSError:
-        os.set_inheritable(fd, inheritable)
-        return fd
-    os.close(fd)
-    return moved
 
 
 class Client:

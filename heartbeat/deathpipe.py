@@ -12,7 +12,7 @@ import os
 from _signal import SIGKILL  # type: ignore[import-not-found] # signal itself would import enum
 from select import POLLHUP, POLLIN, poll
 
-from ftlaunch.heartbeat.client import high_descriptor
+from ftlaunch.heartbeat.descriptors import high_descriptor
 
 _PR_SET_PDEATHSIG = 1
 _F_SETSIG = 10

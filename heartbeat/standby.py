@@ -27,8 +27,9 @@ from _socket import socket
 from select import POLLIN, poll
 
 from ftlaunch.heartbeat import cuda_context, farewell, hooks, idle, pacing, run_main, worker
-from ftlaunch.heartbeat.client import CLIENT, high_descriptor
+from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.deathpipe import call_libc
+from ftlaunch.heartbeat.descriptors import high_descriptor
 from ftlaunch.heartbeat.harmless import Harmless
 from ftlaunch.heartbeat.warm import Environ, WarmStart
 

@@ -7,7 +7,8 @@ import sys
 from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal  # type: ignore[import-not-found] # no enum this way
 
 from ftlaunch.heartbeat import deathpipe, flags, hooks, modules, run_main, stackdump
-from ftlaunch.heartbeat.client import CLIENT, high_descriptor
+from ftlaunch.heartbeat.client import CLIENT
+from ftlaunch.heartbeat.descriptors import high_descriptor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
