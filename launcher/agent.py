@@ -22,12 +22,16 @@ from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.rundir import is_secret
 from ftlaunch.launcher.state import Judge, State
 from ftlaunch.rendezvous.interface import (
+    Exclusion,
+    ExclusionAnswer,
+    ExclusionWish,
     Joining,
     LeaseLost,
     Lesson,
     MembershipChanged,
     PeerFailed,
     Rendezvous,
+    RendezvousError,
     RendezvousEvent,
     SettingsError,
 )
@@ -126,6 +130,17 @@ class Agent:
         if self.state.world is not None and self.state.world.group_rank == 0:
             environment = {name: text for name, text in lesson.environment.items() if not is_secret(name)}
             self._rendezvous.teach(replace(lesson, environment=environment))
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """Nodes that are left out of the job, as far as this one has heard."""
+        return self._rendezvous.exclusions if self._met else ()
+
+    async def exclude(self, wish: ExclusionWish) -> ExclusionAnswer:
+        """See :meth:`ftlaunch.rendezvous.interface.Rendezvous.exclude`."""
+        if not self._met:
+            raise RendezvousError("the job is only just starting")
+        return await self._rendezvous.exclude(wish)
 
     def preview(self, event: ev.Event) -> State:
         """The state that the event would lead to now. Nothing happens."""

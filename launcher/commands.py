@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlaunch.launcher import clock, cluster
@@ -21,6 +21,7 @@ from ftlaunch.launcher.evidence_stacks import StackCollector, kernel_view
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.state import Phase
 from ftlaunch.launcher.table import ALIVE
+from ftlaunch.rendezvous.interface import ExclusionWish, RendezvousError
 
 if TYPE_CHECKING:
     from ftlaunch.heartbeat.listener import Heard
@@ -176,8 +177,21 @@ class Desk:
         return {"generation": state.generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
 
     async def exclude(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keep a node out of the next generations."""
-        raise RequestError("this job runs on one node: there is none that could be left out")
+        """Leave a node out of this and all later generations, or let it in again; takes a moment."""
+        node, undo = request.get("node"), request.get("undo") is True
+        if not isinstance(node, str) or not node:
+            raise RequestError("which node?")
+        wish = ExclusionWish(node, _one_line(request.get("reason")), undo, request.get("force") is True)
+        try:
+            answer = await self._office.agent.exclude(wish)
+        except RendezvousError as error:
+            raise RequestError(str(error)) from None
+        if answer.changed:
+            name, what = ("node_readmitted", "is let in again") if undo else ("node_excluded", "is left out")
+            why = f" ({wish.reason})" if wish.reason else ""
+            reason = f"node {answer.name} {what}, asked for with ftctl{why}: {answer.effect}"
+            self._office.ear.tell(name, reason=reason, say=True, node=answer.name)
+        return asdict(answer)
 
     def _rank_offset(self) -> int:
         world = self._office.agent.state.world
@@ -185,8 +199,12 @@ class Desk:
 
 
 def _reason(request: Mapping[str, Any]) -> str:
-    text = request.get("reason")
-    if not isinstance(text, str) or not text.strip():
+    line = _one_line(request.get("reason"))
+    return f": {line}" if line else ""
+
+
+def _one_line(text: Any) -> str:
+    if not isinstance(text, str):
         return ""
     line = "".join(character if character.isprintable() else " " for character in text)
-    return f": {' '.join(line.split())[:_MAX_REASON]}"
+    return " ".join(line.split())[:_MAX_REASON]

@@ -14,6 +14,7 @@ from ftlaunch.launcher.state import Phase, State, WorkerState, WorkerStatus
 VERSION = 1
 _STALE_STEPS = 2.0
 """Without a step for so many step times, a rate of the past is none of the present."""
+_OF_THE_JOB = ("ranks", "limits", "excluded")
 _OS_STATES = {"T": "stopped", "t": "traced", "D": "blocked", "Z": "ending"}
 
 
@@ -101,6 +102,8 @@ class NodeFacts:
     listening: bool = True
     standby_mode: str = "off"
     standbys_ready: int = 0
+    excluded: tuple[tuple[str, str], ...] = ()
+    """Nodes that are left out of the job, and how that came."""
     last_cause: Cause | None = None
     faults: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     """By global rank: how often it was the first to fail, and of what last."""
@@ -135,6 +138,7 @@ def describe_node(state: State, node: NodeFacts, heard: Heard, now: float) -> di
         "restart_limit": node.restart_limit,
         "listening": node.listening,
         "standby": {"mode": node.standby_mode, "ready": node.standbys_ready, "wanted": node.nproc},
+        "excluded": [{"name": name, "why": why} for name, why in node.excluded],
         "last_cause": None if node.last_cause is None else asdict(node.last_cause),
         "ending": None if state.ending is None else state.ending.reason,
         "progress": progress(ranks),
@@ -235,12 +239,13 @@ def merge(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "restart_limit": first["restart_limit"],
         "listening": all(node["listening"] for node in current),
         "standby": _sum_standby(known),
+        "excluded": known[0]["excluded"],
         # Ranks of other nodes fail "with" the first one; the node of the first cause knows its rank.
         "last_cause": max(causes, key=lambda cause: (cause["generation"], cause["rank"] is not None), default=None),
         "ending": next((node["ending"] for node in known if node["ending"]), None),
         "progress": progress(ranks),
         "limits": _merge_limits(current),
-        "nodes": [{key: value for key, value in node.items() if key not in ("ranks", "limits")} for node in known],
+        "nodes": [{key: value for key, value in node.items() if key not in _OF_THE_JOB} for node in known],
         "ranks": ranks,
     }
 

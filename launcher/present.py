@@ -30,6 +30,7 @@ def this_node(office: Office, began_at: float, now: float) -> dict[str, Any]:
         listening=config.heartbeat.enabled,
         standby_mode=config.standby.mode.value if pool is not None else "off",
         standbys_ready=pool.ready() if pool is not None else 0,
+        excluded=tuple((one.name, one.said) for one in office.agent.exclusions),
         last_cause=describe_cause(office.narrator.incident),
         faults=office.narrator.faults,
         processes={

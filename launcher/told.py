@@ -71,6 +71,7 @@ _NODE: Shape = {
     "listening": bool,
     "standby": _STANDBY,
     "ending": _MAYBE_TEXT,
+    "excluded": [{"name": str, "why": str}],
     "limits": [_LIMIT],
     "ranks": [_RANK],
 }

@@ -60,6 +60,40 @@ class Joining:
 
 
 @dataclass(frozen=True)
+class Exclusion:
+    """A node that is left out. ``name``: its host, or a node id where several agents share that host."""
+
+    name: str
+    reason: str
+    by: str
+    """The host on which it was asked for."""
+
+    @property
+    def said(self) -> str:
+        """As a predicate, to follow the name."""
+        return f"excluded with ftctl on {self.by}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class ExclusionWish:
+    """``node`` is a node id or a host name. ``undo``: let it in again; ``force``: also when too few would be left."""
+
+    node: str
+    reason: str = ""
+    undo: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class ExclusionAnswer:
+    """What became of a wish: which node it was about, and what follows, in one sentence."""
+
+    name: str
+    effect: str
+    changed: bool = True
+
+
+@dataclass(frozen=True)
 class WorldAgreed:
     """The next generation stands."""
 
@@ -110,6 +144,13 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class Excluded:
+    """The job goes on without this node: its workers must stop and its agent leaves. Sent once."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class JoinFailed:
     """The next generation could not be agreed on in time, or the backend gave up."""
 
@@ -128,7 +169,9 @@ class Lesson:
 Publish = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 """Run on the leader: what to share with all, from what each member offered, in group rank order. Pure and quick."""
 
-RendezvousEvent = Union[WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, JoinFailed, Lesson]
+RendezvousEvent = Union[
+    WorldAgreed, Parked, PeerFailed, MembershipChanged, LeaseLost, Closed, Excluded, JoinFailed, Lesson
+]
 OnEvent = Callable[[RendezvousEvent], None]
 
 
@@ -201,6 +244,16 @@ class Rendezvous(Protocol):
 
     def teach(self, lesson: Lesson) -> None:
         """Leave it with the job for spares, which hear it as an event, now or when they come. Lost without harm."""
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """All nodes that are left out of the job, as far as this node has heard."""
+
+    async def exclude(self, wish: ExclusionWish) -> ExclusionAnswer:
+        """Leave a node out of this and all later generations, or let it in again; takes a few seconds at most.
+
+        Raises :class:`RendezvousError` with the reason when nothing was changed.
+        """
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Leave; with ``FINISHED`` wait for the other nodes, at most ``timeout_s``. Returns the job's exit code."""

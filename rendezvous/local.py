@@ -9,6 +9,9 @@ from ftlaunch.rendezvous import ports
 from ftlaunch.rendezvous.interface import (
     Answers,
     Conclude,
+    Exclusion,
+    ExclusionAnswer,
+    ExclusionWish,
     JoinFailed,
     Joining,
     Lesson,
@@ -17,6 +20,7 @@ from ftlaunch.rendezvous.interface import (
     Outcome,
     Publish,
     Question,
+    RendezvousError,
     RendezvousEvent,
     Respondent,
     SettingsError,
@@ -77,6 +81,15 @@ class LocalRendezvous:
 
     def teach(self, lesson: Lesson) -> None:
         """There are no spares."""
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """None."""
+        return ()
+
+    async def exclude(self, wish: ExclusionWish) -> ExclusionAnswer:
+        """Raises :class:`RendezvousError`, always."""
+        raise RendezvousError("this job runs on one node: there is none that could be left out")
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """Nobody to wait for."""

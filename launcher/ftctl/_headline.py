@@ -27,6 +27,7 @@ def headline(status: Status) -> list[str]:
         lines.append(f"trouble: {shortened(status['trouble'], _WIDTH)}; below is what it said last")
     if status.get("ending"):
         lines.append(f"ending: {shortened(status['ending'], _WIDTH)}")
+    lines += [shortened(f"left out: {out['name']}, {out['why']}", _WIDTH) for out in status.get("excluded", ())]
     cause = status.get("last_cause")
     if cause:
         lines.append(_cause(cause))

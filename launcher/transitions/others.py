@@ -89,6 +89,18 @@ def _closed_late(state: State, event: rdzv.Closed, now: float, judge: Judge) -> 
     return ignore(state, "leaving already")
 
 
+@on(rdzv.Excluded, Phase.JOINING, *ALIVE, *CLEARING)
+def _excluded(state: State, event: rdzv.Excluded, now: float, judge: Judge) -> Decision:
+    if state.ending is not None:
+        return ignore(state, "this node is about to leave anyway")
+    return end(state, Ending(Outcome.LEFT, ExitCode.UNHEALTHY, event.reason), Manner.FAILED)
+
+
+@on(rdzv.Excluded, Phase.LEAVING, Phase.DONE)
+def _excluded_late(state: State, event: rdzv.Excluded, now: float, judge: Judge) -> Decision:
+    return ignore(state, "leaving already")
+
+
 @on(ev.RestartRequested, *ALIVE)
 def _restart_requested(state: State, event: ev.RestartRequested, now: float, judge: Judge) -> Decision:
     failure = ev.Failure(

@@ -14,15 +14,18 @@ from typing import Union
 
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureKind,
     FailureRecord,
     GrowthRecord,
     HolderRecord,
+    Seat,
     TableRecord,
 )
 from ftlaunch.rendezvous.common.table import Node, arrange, suspects, world_for
 from ftlaunch.rendezvous.interface import (
     Closed,
+    Excluded,
     LeaseLost,
     MembershipChanged,
     Parked,
@@ -44,6 +47,7 @@ class View:
     failures: Mapping[int, FailureRecord] = field(default_factory=dict)
     growth: GrowthRecord | None = None
     closed: ClosedRecord | None = None
+    excluded: ExclusionsRecord = field(default_factory=ExclusionsRecord)
 
     @property
     def failure(self) -> FailureRecord | None:
@@ -102,10 +106,13 @@ class DeclareLost:
 
 @dataclass(frozen=True)
 class DeclareEnded:
-    """A member asks for the next generation, and nothing on record tells the others so: its words got lost."""
+    """The generation is over for a member, and nothing on record tells the others so: its words got lost, or it is
+    left out from now on."""
 
     generation: int
-    node: Node
+    node_id: str
+    host: str
+    counted: bool
 
 
 @dataclass(frozen=True)
@@ -147,38 +154,45 @@ def lead(view: View, roster: Roster, limits: Limits, timing: Timing, now: float)
     if view.closed is not None:
         return Decision(Wait(), "the job is over")
     if view.table is not None and view.failure is None:
-        return _watch_over(view.table, view.growth, roster, limits, timing, now)
+        return _watch_over(view, view.table, roster, limits, timing, now)
     return _gather(view, roster, limits, timing, now)
 
 
-def _watch_over(
-    table: TableRecord, growth: GrowthRecord | None, roster: Roster, limits: Limits, timing: Timing, now: float
-) -> Decision:
+def _watch_over(view: View, table: TableRecord, roster: Roster, limits: Limits, timing: Timing, now: float) -> Decision:
     done = {node_id for node_id, generation in roster.finished.items() if generation == table.generation}
+    for seat in table.seats:
+        exclusion = view.excluded.of(seat.node_id, seat.host)
+        # Who has finished is not in the way any more.
+        if exclusion is not None and seat.node_id not in done:
+            return Decision(DeclareEnded(table.generation, seat.node_id, seat.host, False), exclusion.said)
     gone = tuple(s.node_id for s in table.seats if s.node_id not in roster.nodes and s.node_id not in done)
     if gone and now < timing.patient_until:
         return Decision(Wait(timing.patient_until), f"nodes may still come back after the outage: {', '.join(gone)}")
     if gone:
         return Decision(DeclareLost(table.generation, gone), f"gone from generation {table.generation}")
     over = [roster.nodes[s.node_id] for s in table.seats if s.node_id in roster.nodes]
-    over = [node for node in over if is_available(node, table)]
+    over = [node for node in over if is_available(node, view)]
     if over:
-        due = timing.asked_at + WORD_S
-        reason = f"{over[0].node_id} asks for the next generation, but why is not on record"
-        return Decision(Wait(due) if now < due else DeclareEnded(table.generation, over[0]), reason)
+        due, record = timing.asked_at + WORD_S, over[0].record
+        reason = f"{record.node_id} asks for the next generation, but why is not on record"
+        ended = DeclareEnded(table.generation, record.node_id, record.host, record.counted)
+        return Decision(Wait(due) if now < due else ended, reason)
     if all(seat.node_id in done for seat in table.seats):
         return Decision(Finish(table.generation), f"all {len(table.seats)} nodes finished")
-    waiting = [n for n in roster.nodes.values() if table.rank_of(n.node_id) is None and is_available(n, table)]
+    waiting = [n for n in roster.nodes.values() if table.rank_of(n.node_id) is None and is_available(n, view)]
     if not waiting or len(table.seats) >= limits.max_nodes:
         return Decision(Wait(), f"generation {table.generation} is running")
+    growth = view.growth
     told = growth is not None and (growth.generation, growth.waiting) == (table.generation, len(waiting))
     reason = f"{len(waiting)} more nodes for a generation of {len(table.seats)}, at most {limits.max_nodes} are wanted"
     return Decision(Wait() if told else Grow(table.generation, len(waiting)), reason)
 
 
-def is_available(node: Node, table: TableRecord | None) -> bool:
-    """Whether a node asks to be in the generation after ``table``."""
-    asked = node.record.asked
+def is_available(node: Node, view: View) -> bool:
+    """Whether a node asks to be in the next generation, and may."""
+    asked, table = node.record.asked, view.table
+    if view.excluded.of(node.node_id, node.record.host) is not None:
+        return False
     if asked is None or table is None:
         return asked is not None
     if table.rank_of(node.node_id) is not None:
@@ -189,11 +203,14 @@ def is_available(node: Node, table: TableRecord | None) -> bool:
 def _gather(view: View, roster: Roster, limits: Limits, timing: Timing, now: float) -> Decision:
     table = view.table
     former = table.seats if table is not None else ()
-    available = [node for node in roster.nodes.values() if is_available(node, table)]
+    available = [node for node in roster.nodes.values() if is_available(node, view)]
     here = {node.node_id for node in available}
-    pending = [s.node_id for s in former if s.node_id in roster.nodes and s.node_id not in here]
+    # An excluded one, too, until it has stopped its ranks and left; unless they had succeeded before.
+    pending = [s for s in former if s.node_id in roster.nodes and s.node_id not in here]
+    pending = [s for s in pending if not (_is_out(view, s) and s.node_id in roster.finished)]
     size = min(limits.max_nodes, len(available))
-    wanted = len(former) if table is not None else limits.max_nodes
+    # Nobody waits for an excluded node to come back.
+    wanted = len([s for s in former if not _is_out(view, s)]) if table is not None else limits.max_nodes
     missing = _missing(view, roster, here, limits, size)
     if size < limits.min_nodes:
         return Decision(Wait(incomplete=True), missing)
@@ -236,13 +253,20 @@ def _missing(view: View, roster: Roster, here: set[str], limits: Limits, size: i
         wanted = f"{limits.min_nodes} to {limits.max_nodes}"
     parts = [f"{size} of {wanted} nodes are there"]
     seats = view.table.seats if view.table is not None else ()
-    slow = [s.node_id for s in seats if s.node_id in roster.nodes and s.node_id not in here]
-    gone = [s.node_id for s in seats if s.node_id not in roster.nodes]
+    out = [s.node_id for s in seats if _is_out(view, s)]
+    slow = [s.node_id for s in seats if s.node_id in roster.nodes and s.node_id not in {*here, *out}]
+    gone = [s.node_id for s in seats if s.node_id not in roster.nodes and s.node_id not in out]
     if slow:
         parts.append(f"not back yet: {_some(slow)}")
     if gone:
         parts.append(f"gone: {_some(gone)}")
+    if out:
+        parts.append(f"excluded: {_some(out)}")
     return "; ".join(parts)
+
+
+def _is_out(view: View, seat: Seat) -> bool:
+    return view.excluded.of(seat.node_id, seat.host) is not None
 
 
 def _some(names: list[str], at_most: int = 8) -> str:
@@ -266,6 +290,8 @@ class Standing:
     told_parked: int = -1
     told_growth: GrowthRecord | None = None
     told_closed: bool = False
+    told_excluded: bool = False
+    host: str = ""
 
 
 def follow(view: View, standing: Standing) -> tuple[Standing, tuple[RendezvousEvent, ...]]:
@@ -273,6 +299,12 @@ def follow(view: View, standing: Standing) -> tuple[Standing, tuple[RendezvousEv
     if view.closed is not None:
         events = () if standing.told_closed else (Closed(view.closed.exit_code, view.closed.reason),)
         return replace(standing, told_closed=True), events
+    if standing.told_excluded:
+        return standing, ()
+    exclusion = view.excluded.of(standing.node_id, standing.host)
+    if exclusion is not None:
+        reason = f"this node is left out of job {standing.run_id}, {exclusion.said}"
+        return replace(standing, told_excluded=True), (Excluded(reason),)
     if standing.asked is not None:
         return _seat_or_park(view, standing)
     if standing.seated is None:

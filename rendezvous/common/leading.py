@@ -38,7 +38,7 @@ class Round:
             gathering = 0
         elif view.failure is not None:
             gathering = view.table.generation + 1
-        askers = frozenset(node.node_id for node in roster.nodes.values() if is_available(node, view.table))
+        askers = frozenset(node.node_id for node in roster.nodes.values() if is_available(node, view))
         timing = self.timing
         if gathering != self.gathering:
             timing = Timing(now, now, timing.patient_until)

@@ -20,6 +20,7 @@ from ftlaunch.rendezvous.common.portkeeper import PortKeeper
 from ftlaunch.rendezvous.common.records import FailureKind, FailureRecord, NodeRecord
 from ftlaunch.rendezvous.interface import (
     Closed,
+    Excluded,
     JoinFailed,
     Joining,
     LeaseLost,
@@ -72,7 +73,7 @@ class Part:
         self._over = False
         self._deadline: asyncio.TimerHandle | None = None
         self._on_event: OnEvent | None = None
-        self.standing = Standing(node.node_id, wanted.job_id, wanted.max_nodes)
+        self.standing = Standing(node.node_id, wanted.job_id, wanted.max_nodes, host=node.host)
 
     def begin(self, on_event: OnEvent) -> None:
         """Whom to tell."""
@@ -207,7 +208,7 @@ class Part:
         if isinstance(event, WorldAgreed):
             self._ports.agreed(event.world.group_rank == 0)
             self._fenced = False
-        if isinstance(event, (WorldAgreed, Parked, Closed)):
+        if isinstance(event, (WorldAgreed, Parked, Closed, Excluded)):
             self._clear_deadline()
         if isinstance(event, Closed) and self.standing.seated is None:
             event = replace(event, reason=f"job {self._wanted.job_id} has ended: {event.reason}")

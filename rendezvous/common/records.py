@@ -8,9 +8,11 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
+
+from ftlaunch.rendezvous.interface import Exclusion
 
 VERSION = 1
 MAX_BYTES = 1_000_000
@@ -263,8 +265,34 @@ class LessonRecord:
         )
 
 
+@dataclass(frozen=True)
+class ExclusionsRecord:
+    """All nodes that are left out of the job. ``revision`` grows with every change."""
+
+    revision: int = 0
+    entries: tuple[Exclusion, ...] = ()
+
+    def of(self, node_id: str, host: str) -> Exclusion | None:
+        """What keeps a node out, ``None`` when nothing does."""
+        return next((one for one in self.entries if one.name in (node_id, host)), None)
+
+    @classmethod
+    def decode(cls, value: bytes) -> ExclusionsRecord:
+        """Raises :class:`RecordError`."""
+        raw = load(value)
+        return cls(_get(raw, "revision", int), tuple(_exclusion(item) for item in _get(raw, "entries", list)))
+
+
 AnyRecord = (
-    NodeRecord | HolderRecord | TableRecord | FailureRecord | GrowthRecord | FinishRecord | ClosedRecord | LessonRecord
+    NodeRecord
+    | HolderRecord
+    | TableRecord
+    | FailureRecord
+    | GrowthRecord
+    | FinishRecord
+    | ClosedRecord
+    | LessonRecord
+    | ExclusionsRecord
 )
 
 
@@ -275,6 +303,8 @@ def encode(record: AnyRecord) -> bytes:
         raw["seats"] = [list(seat) for seat in record.seats]
     elif isinstance(record, FailureRecord):
         raw["kind"] = record.kind.value
+    elif isinstance(record, ExclusionsRecord):
+        raw["entries"] = [asdict(one) for one in record.entries]
     try:
         value = json.dumps(raw, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
@@ -323,6 +353,12 @@ def _positive(raw: Mapping[str, Any], name: str) -> int:
 
 def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
     return {printable(key): printable(str(value)) for key, value in _get(raw, name, dict).items()}
+
+
+def _exclusion(item: Any) -> Exclusion:
+    if not isinstance(item, dict):
+        raise RecordError(f"{item!r} is not an exclusion")
+    return Exclusion(_get(item, "name", str), _get(item, "reason", str), _get(item, "by", str))
 
 
 def _seat(item: Any) -> Seat:

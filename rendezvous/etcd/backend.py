@@ -27,6 +27,7 @@ from ftlaunch.rendezvous.etcd.asking import EtcdCarrier
 from ftlaunch.rendezvous.etcd.candidacy import Candidacy
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import EtcdError, Unreachable
+from ftlaunch.rendezvous.etcd.excluding import exclude
 from ftlaunch.rendezvous.etcd.leader import DeskListener
 from ftlaunch.rendezvous.etcd.leaving import Leaving
 from ftlaunch.rendezvous.etcd.lessons import Lessons
@@ -40,6 +41,9 @@ from ftlaunch.rendezvous.interface import (
     Answers,
     Closed,
     Conclude,
+    Exclusion,
+    ExclusionAnswer,
+    ExclusionWish,
     Joining,
     Lesson,
     OnEvent,
@@ -139,6 +143,15 @@ class EtcdRendezvous:
     def teach(self, lesson: Lesson) -> None:
         """One write per job, more only when it changes; watched by spares alone."""
         self._tasks.start(self._lessons.teach(lesson), "telling what spares may import ahead")
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """As the watch has told them."""
+        return self._mirror.view().excluded.entries
+
+    async def exclude(self, wish: ExclusionWish) -> ExclusionAnswer:
+        """One read and one write; the leader then ends the generation, if the node is in it."""
+        return await exclude(self._site, wish)
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """See :class:`~.leaving.Leaving`."""

@@ -11,6 +11,7 @@ import contextlib
 
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureKind,
     FailureRecord,
     FinishRecord,
@@ -35,9 +36,11 @@ from ftlaunch.rendezvous.etcd.wire import (
     Delete,
     Exists,
     Get,
+    KeyValue,
     Operation,
     Put,
     Transaction,
+    ValueIs,
     existing,
 )
 
@@ -94,6 +97,15 @@ class JobKeys:
         conditions = (Exists(self._keys.generation(done.generation)), Absent(self._keys.closed))
         await self._write(conditions, (put,))
 
+    async def exclude(self, record: ExclusionsRecord, former: KeyValue | None) -> bool:
+        """Say which nodes are left out; ``False`` when somebody else has changed that since ``former`` was read."""
+        key, value = self._keys.excluded, encode(record)
+        unchanged = Absent(key) if former is None else ValueIs(key, former.value)
+        conditions = (unchanged, Absent(self._keys.closed))
+        answer = await self._write(conditions, (Put(key, value, self._keys.job_lease),), (Get(key),))
+        found = existing(answer)
+        return answer.applied or (found is not None and found.value == value)
+
     async def close(self, closed: ClosedRecord, tombstone_ttl_s: float) -> ClosedRecord:
         """End the job for all and delete its other keys; returns what the first to say so said."""
         lease, _ = await self._client.grant(max(2, round(tombstone_ttl_s)))
@@ -104,6 +116,7 @@ class JobKeys:
             Delete(self._keys.finishes),
             Delete(self._keys.growth),
             Delete(self._keys.modules),
+            Delete(self._keys.excluded),
         )
         answer = await self._client.transact(Transaction((Absent(self._keys.closed),), then, (Get(self._keys.closed),)))
         if answer.applied:

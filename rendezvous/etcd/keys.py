@@ -10,6 +10,7 @@ key                     meaning                                   written by    
 ``generations/<n>``     the rank table                            the leader              job lease
 ``failures/<n>``        who ended generation n, why               the first to create it  job lease
 ``finish/<node id>``    all ranks of this node succeeded          its agent               job lease
+``excluded``            nodes that are left out                   whoever is asked to     job lease
 ``closed``              the job is over; reason and exit code     the first to create it  tombstone lease
 ``modules``             what spares may import ahead              group rank 0            job lease
 ``asks/<name>``         a question to all members, its outcome    who asks                asker's lease
@@ -111,6 +112,11 @@ class Keys:
     def asks(self) -> KeyRange:
         """All questions."""
         return below(f"{self.prefix}asks/")
+
+    @property
+    def excluded(self) -> str:
+        """Nodes that are left out."""
+        return f"{self.prefix}excluded"
 
     @property
     def modules(self) -> KeyRange:

@@ -233,9 +233,8 @@ class LeaderDesk:
         await self._site.ask(lambda: self._site.job.fail(failure))
 
     async def _declare_ended(self, step: DeclareEnded, reason: str) -> None:
-        record = step.node.record
         failure = FailureRecord(
-            step.generation, FailureKind.ASKED, record.node_id, record.host, reason, new_attempt(), record.counted
+            step.generation, FailureKind.ASKED, step.node_id, step.host, reason, new_attempt(), step.counted
         )
         await self._site.ask(lambda: self._site.job.fail(failure))
 

@@ -10,6 +10,7 @@ from ftlaunch.rendezvous.common.asking import QuestionRecord
 from ftlaunch.rendezvous.common.decide import Roster, View
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureRecord,
     FinishRecord,
     GrowthRecord,
@@ -69,6 +70,7 @@ class Mirror:
             failures={failure.generation: failure for failure in failures if failure is not None},
             growth=self._one(self._keys.growth, GrowthRecord.decode),
             closed=self._one(self._keys.closed, ClosedRecord.decode),
+            excluded=self._one(self._keys.excluded, ExclusionsRecord.decode) or ExclusionsRecord(),
         )
 
     def questions(self) -> list[QuestionRecord]:

@@ -16,12 +16,14 @@ from typing import Any
 from ftlaunch.rendezvous.common.asking import Asking, QuestionRecord
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.decide import View
+from ftlaunch.rendezvous.common.exclusion import ANSWER_S
 from ftlaunch.rendezvous.common.iothread import IoThread
 from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
 from ftlaunch.rendezvous.common.part import Part, Wanted, first_offer, new_attempt
 from ftlaunch.rendezvous.common.peers import Doorbell
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureRecord,
     FinishRecord,
     GrowthRecord,
@@ -31,7 +33,7 @@ from ftlaunch.rendezvous.common.records import (
 )
 from ftlaunch.rendezvous.hub import settings as configuration
 from ftlaunch.rendezvous.hub.asking import HubCarrier
-from ftlaunch.rendezvous.hub.frames import Hello
+from ftlaunch.rendezvous.hub.frames import Hello, read_answer, wish_frame
 from ftlaunch.rendezvous.hub.link import Link
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
 from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
@@ -39,12 +41,16 @@ from ftlaunch.rendezvous.interface import (
     Answers,
     Closed,
     Conclude,
+    Exclusion,
+    ExclusionAnswer,
+    ExclusionWish,
     Joining,
     Lesson,
     OnEvent,
     Outcome,
     Publish,
     Question,
+    RendezvousError,
     Respondent,
     SettingsError,
     WorldAgreed,
@@ -81,6 +87,18 @@ class HubRendezvous:
         self._alarm: asyncio.TimerHandle | None = None
         self._waiting: asyncio.Future[int] | None = None
         self._own_result = 0
+        self._wishes: dict[str, asyncio.Future[ExclusionAnswer]] = {}
+        self._words: dict[str, Callable[[bytes], None]] = {
+            "table": self._on_table,
+            "failure": self._on_failure,
+            "growth": self._on_growth,
+            "closed": self._on_closed,
+            "excluded": self._on_excluded,
+            "decided": self._on_decided,
+            "question": self._on_question,
+            "answer": lambda payload: self._asking.take(payload),
+            "refused": self._on_refused,
+        }
         self._trouble = "no answer yet"
         self._address = node.local_addr or ""
         self._peer_port = 0
@@ -134,6 +152,24 @@ class HubRendezvous:
 
     def teach(self, lesson: Lesson) -> None:
         """Not told here: a spare's standbys wait until it has been in a generation itself."""
+
+    @property
+    def exclusions(self) -> tuple[Exclusion, ...]:
+        """As the hosting node has told them."""
+        return self._view.excluded.entries
+
+    async def exclude(self, wish: ExclusionWish) -> ExclusionAnswer:
+        """The hosting node decides, tells all, and ends the generation if the node is in it."""
+        attempt = new_attempt()
+        waiting = self._wishes[attempt] = self._loop.create_future()
+        self._say("exclude", wish_frame(attempt, wish))
+        try:
+            return await asyncio.wait_for(waiting, ANSWER_S)
+        except asyncio.TimeoutError:
+            trouble = self._trouble or f"the rendezvous did not answer within {ANSWER_S:g} s"
+            raise RendezvousError(trouble) from None
+        finally:
+            del self._wishes[attempt]
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
         """As the interface says. Leaving the node that hosts the rendezvous takes it away from the others."""
@@ -255,32 +291,52 @@ class HubRendezvous:
 
     def _on_frame(self, word: str, payload: bytes) -> None:
         self._trouble = ""
-        view = self._view
+        hear = self._words.get(word)
         try:
-            if word == "table":
-                table = TableRecord.decode(payload)
-                failures = {n: f for n, f in view.failures.items() if n >= table.generation - 1}
-                self._view = replace(view, table=table, failures=failures, growth=None)
-                # A failure or a finish of a generation that is over need not be told again.
-                for outdated in ("failure", "finish"):
-                    self._io.submit(self._link.remember(outdated, None))
-                self._io.submit(self._link.remember("table", payload))
-            elif word == "failure":
-                failure = FailureRecord.decode(payload)
-                self._view = replace(view, failures={**view.failures, failure.generation: failure})
-            elif word == "growth":
-                self._view = replace(view, growth=GrowthRecord.decode(payload))
-            elif word == "closed":
-                self._view = replace(view, closed=ClosedRecord.decode(payload))
-            elif word == "question":
-                self._asking.see([QuestionRecord.decode(payload)])
-            elif word == "answer":
-                self._asking.take(payload)
-            elif word == "refused":
-                self._part.end_here(ClosedRecord.decode(payload).reason)
+            if hear is not None:
+                hear(payload)
         except RecordError as error:
             log.warning("rendezvous: %r makes no sense: %s", word, str(error))
         self._react()
+
+    def _on_table(self, payload: bytes) -> None:
+        table = TableRecord.decode(payload)
+        failures = {n: f for n, f in self._view.failures.items() if n >= table.generation - 1}
+        self._view = replace(self._view, table=table, failures=failures, growth=None)
+        # A failure or a finish of a generation that is over need not be told again.
+        for outdated in ("failure", "finish"):
+            self._io.submit(self._link.remember(outdated, None))
+        self._io.submit(self._link.remember("table", payload))
+
+    def _on_failure(self, payload: bytes) -> None:
+        failure = FailureRecord.decode(payload)
+        self._view = replace(self._view, failures={**self._view.failures, failure.generation: failure})
+
+    def _on_growth(self, payload: bytes) -> None:
+        self._view = replace(self._view, growth=GrowthRecord.decode(payload))
+
+    def _on_closed(self, payload: bytes) -> None:
+        self._view = replace(self._view, closed=ClosedRecord.decode(payload))
+
+    def _on_excluded(self, payload: bytes) -> None:
+        self._view = replace(self._view, excluded=ExclusionsRecord.decode(payload))
+        self._io.submit(self._link.remember("excluded", payload))
+
+    def _on_decided(self, payload: bytes) -> None:
+        attempt, answer = read_answer(payload)
+        waiting = self._wishes.get(attempt)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, RendezvousError):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
+
+    def _on_question(self, payload: bytes) -> None:
+        self._asking.see([QuestionRecord.decode(payload)])
+
+    def _on_refused(self, payload: bytes) -> None:
+        self._part.end_here(ClosedRecord.decode(payload).reason)
 
     def _react(self) -> None:
         if self._closing:
@@ -302,7 +358,7 @@ class HubRendezvous:
             self._part.crash(reason)
 
     def _why(self) -> str:
-        return self._trouble
+        return self._trouble or (self._hub.reason if self._hub is not None else "")
 
     # --- ending and fencing -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ node       agent               its :class:`~ftlaunch.rendezvous.common.records.N
 failure    both                a generation ended; the first to say so wins
 finish     agent               all ranks of this node succeeded
 closed     both                the job is over; the first to say so wins
+exclude    agent               a wish to leave a node out; the hub answers it alone, with ``decided``
+excluded   both                nodes that are left out; from an agent: the last it knows
 table      both                a rank table; from an agent: the last one it knows
 growth     hub                 nodes wait to be taken in
 bye        agent               it leaves in good order
@@ -24,10 +26,12 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError, load, printable
+from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, RendezvousError
 
+T = TypeVar("T")
 LINE_LIMIT = MAX_BYTES + 65536
 _HELLO = {"job_id": str, "node_id": str, "host": str, "pid": int, "address": str, "peer_port": int, "machine": str}
 
@@ -65,6 +69,38 @@ class Hello:
             raise RecordError("not a hello")
         values: dict[str, Any] = {name: printable(raw[name]) for name in _HELLO}
         return cls(**values, settings={printable(key): printable(str(value)) for key, value in settings.items()})
+
+
+def wish_frame(attempt: str, wish: ExclusionWish) -> bytes:
+    """The JSON of a wish, and of its attempt, by which the answer is known."""
+    return json.dumps({"v": VERSION, "attempt": attempt, "wish": asdict(wish)}).encode()
+
+
+def read_wish(payload: bytes) -> tuple[str, ExclusionWish]:
+    """Raises :class:`~ftlaunch.rendezvous.common.records.RecordError`."""
+    raw = load(payload)
+    return str(raw.get("attempt")), _read(ExclusionWish, raw.get("wish"))
+
+
+def answer_frame(attempt: str, answer: ExclusionAnswer | RendezvousError) -> bytes:
+    """The JSON of the answer to a wish."""
+    told = {"error": str(answer)} if isinstance(answer, RendezvousError) else {"answer": asdict(answer)}
+    return json.dumps({"v": VERSION, "attempt": attempt, **told}).encode()
+
+
+def read_answer(payload: bytes) -> tuple[str, ExclusionAnswer | RendezvousError]:
+    """Raises :class:`~ftlaunch.rendezvous.common.records.RecordError`."""
+    raw = load(payload)
+    refused = "error" in raw
+    answer = RendezvousError(str(raw["error"])) if refused else _read(ExclusionAnswer, raw.get("answer"))
+    return str(raw.get("attempt")), answer
+
+
+def _read(kind: type[T], raw: Any) -> T:
+    try:
+        return kind(**raw)
+    except TypeError:
+        raise RecordError(f"not an {kind.__name__}") from None
 
 
 def frame(word: str, payload: bytes = b"{}") -> bytes:

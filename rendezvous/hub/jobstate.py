@@ -24,10 +24,12 @@ from ftlaunch.rendezvous.common.decide import (
     Wait,
     lead,
 )
+from ftlaunch.rendezvous.common.exclusion import plan
 from ftlaunch.rendezvous.common.leading import REMIND_S, Round, table_of
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureKind,
     FailureRecord,
     FinishRecord,
@@ -40,11 +42,11 @@ from ftlaunch.rendezvous.common.records import (
 from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW, Node
 from ftlaunch.rendezvous.hub.frames import Hello
 from ftlaunch.rendezvous.hub.settings import HubSettings
-from ftlaunch.rendezvous.interface import Publish
+from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, Publish
 
 log = logging.getLogger("ftlaunch.rendezvous")
 
-Spoken = Union[TableRecord, FailureRecord, GrowthRecord, ClosedRecord]
+Spoken = Union[TableRecord, FailureRecord, GrowthRecord, ClosedRecord, ExclusionsRecord]
 
 
 @dataclass
@@ -70,6 +72,7 @@ class JobState:
         drop: Callable[[Guest], None],
     ) -> None:
         self._settings = settings
+        self._limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
         self._host = host
         self._publish = publish
         self._say = say
@@ -81,6 +84,7 @@ class JobState:
         self._arrivals = 0
         self.guests: dict[str, Guest] = {}
         self.view = View()
+        self.reason = ""
 
     def close(self) -> None:
         """Decide nothing any more."""
@@ -133,6 +137,21 @@ class JobState:
             self._round = self._round.patient(_now() + self._settings.node_timeout_s)
             self.consider()
 
+    def learn_excluded(self, guest: Guest, payload: bytes) -> None:
+        """Who was left out at a meeting point that is no more."""
+        record = ExclusionsRecord.decode(payload)
+        if record.revision > self.view.excluded.revision:
+            self.tell(record)
+            self.consider()
+
+    def exclude(self, guest: Guest, wish: ExclusionWish) -> ExclusionAnswer:
+        """Leave a node out, or let it in again. Raises :class:`RendezvousError`."""
+        record, answer = plan(wish, guest.hello.host, self.view, self._roster(), self._limits, self._host.node_id)
+        if record is not None:
+            self.tell(record)
+            self.consider()
+        return answer
+
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def consider(self) -> None:
@@ -142,9 +161,8 @@ class JobState:
             self._expire(now)
             roster = self._roster()
             self._round = self._round.seen(self.view, roster, now)
-            settings = self._settings
-            limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
-            decision = lead(self.view, roster, limits, self._round.timing, now)
+            decision = lead(self.view, roster, self._limits, self._round.timing, now)
+            self.reason = decision.reason
             if isinstance(decision.step, Wait):
                 self._wait(decision.step, decision.reason, now)
                 return
@@ -189,8 +207,7 @@ class JobState:
             gone = ", ".join(step.node_ids)
             self._fail(self._record_of(step, FailureKind.LOST, step.node_ids[0], f"no sign of life of {gone}", False))
         elif isinstance(step, DeclareEnded):
-            record = step.node.record
-            self._fail(self._record_of(step, FailureKind.ASKED, record.node_id, reason, record.counted))
+            self._fail(self._record_of(step, FailureKind.ASKED, step.node_id, reason, step.counted))
         elif isinstance(step, Grow):
             self.tell(GrowthRecord(step.generation, step.waiting, reason))
         else:
@@ -229,6 +246,8 @@ class JobState:
             self.view = replace(self.view, failures={**self.view.failures, record.generation: record})
         elif isinstance(record, GrowthRecord):
             self.view = replace(self.view, growth=record)
+        elif isinstance(record, ExclusionsRecord):
+            self.view = replace(self.view, excluded=record)
         else:
             self.view = replace(self.view, closed=record)
         self._say(record)

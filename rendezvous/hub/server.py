@@ -17,6 +17,7 @@ from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.peers import Proof, probe
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureRecord,
     GrowthRecord,
     RecordError,
@@ -24,11 +25,11 @@ from ftlaunch.rendezvous.common.records import (
     encode,
 )
 from ftlaunch.rendezvous.common.table import difference
-from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, frame, read_frame
+from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, answer_frame, frame, read_frame, read_wish
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
 from ftlaunch.rendezvous.hub.questions import Questions
 from ftlaunch.rendezvous.hub.settings import HubSettings
-from ftlaunch.rendezvous.interface import Publish
+from ftlaunch.rendezvous.interface import ExclusionAnswer, Publish, RendezvousError
 
 log = logging.getLogger("ftlaunch.rendezvous")
 
@@ -38,6 +39,7 @@ _WORDS: dict[type[Spoken], str] = {
     FailureRecord: "failure",
     GrowthRecord: "growth",
     ClosedRecord: "closed",
+    ExclusionsRecord: "excluded",
 }
 
 
@@ -70,8 +72,15 @@ class Hub:
             "table": self._state.learn_table,
             "question": questions.on_question,
             "answer": questions.on_answer,
+            "excluded": self._state.learn_excluded,
+            "exclude": self._on_exclude,
             "ping": self._on_ping,
         }
+
+    @property
+    def reason(self) -> str:
+        """What is waited for, or going on. May be read from any thread."""
+        return self._state.reason
 
     async def serve(self, listening: socket.socket) -> None:
         """Let agents in, until cancelled."""
@@ -141,7 +150,8 @@ class Hub:
         guest = self._state.arrive(hello)
         self._writers[hello.node_id] = writer
         view = self._state.view
-        for record in (view.table, *view.failures.values(), view.growth, view.closed):
+        excluded = view.excluded if view.excluded.revision else None
+        for record in (excluded, view.table, *view.failures.values(), view.growth, view.closed):
             if record is not None:
                 writer.write(_line(record))
         return guest
@@ -207,6 +217,15 @@ class Hub:
 
     def _on_ping(self, guest: Guest, payload: bytes) -> None:
         self._say_to(guest.hello.node_id, frame("pong", payload))
+
+    def _on_exclude(self, guest: Guest, payload: bytes) -> None:
+        attempt, wish = read_wish(payload)
+        answer: ExclusionAnswer | RendezvousError
+        try:
+            answer = self._state.exclude(guest, wish)
+        except RendezvousError as error:
+            answer = error
+        self._say_to(guest.hello.node_id, frame("decided", answer_frame(attempt, answer)))
 
     def _drop(self, guest: Guest) -> None:
         writer = self._writers.pop(guest.hello.node_id, None)

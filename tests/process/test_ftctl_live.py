@@ -7,13 +7,12 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support import procfs
+from support.ftctl import Ctl
 from support.jobs import Job, Launcher
 from support.users import Unprivileged
 from support.waiting import wait_until
@@ -39,39 +38,6 @@ def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     return path
-
-
-class Ctl:
-    """Calls ftctl in the surroundings of one job."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("FTLAUNCH_")},
-            "XDG_STATE_HOME": str(job.home / "state"),
-        }
-
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "ftlaunch.launcher.ftctl", *arguments]
-        return subprocess.Popen(argv, env=self.environment, stdin=subprocess.DEVNULL, cwd="/", **options)
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        process = self.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = (data.decode() for data in process.communicate(timeout=30))
-        assert process.returncode == code, out + err
-        assert "Traceback" not in err
-        if code:
-            assert err.startswith("error: ") and err.count("\n") == 1 and not out, err
-        return err if code else out
-
-    def status(self) -> dict[str, Any]:
-        shape: dict[str, Any] = json.loads(self("status", "--json", "--run", self.run))
-        return shape
-
-    @property
-    def run(self) -> str:
-        assert self.job.run_dir is not None
-        return str(self.job.run_dir)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.policy import judge
 from ftlaunch.launcher.present import describe_cause, describe_limit
 from ftlaunch.launcher.state import Ending, Phase, State
-from ftlaunch.rendezvous.interface import Outcome
+from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, Outcome
 from support import control_stand_in as stand_in
 
 
@@ -56,6 +56,9 @@ class Played:
 
     def respond_with(self, respondent: Any) -> None:
         """Nobody asks."""
+
+    def tell(self, name: str, *, reason: str, say: bool, node: str) -> None:
+        self.records.append(f"{name}: {reason}")
 
     def announce_failure(self, generation: int, reason: str) -> None:
         self.records.append("announced")
@@ -126,9 +129,35 @@ def test_stop_is_refused_when_the_job_ends_already() -> None:
         assert not played.stops
 
 
-def test_exclude_is_refused_on_one_node() -> None:
+def test_exclude_goes_to_the_rendezvous_and_into_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, _, played = make_desk(stand_in.state(2))
+    wishes: list[ExclusionWish] = []
+
+    async def exclude(agent: Agent, wish: ExclusionWish) -> ExclusionAnswer:
+        wishes.append(wish)
+        return ExclusionAnswer("host-b", "the job goes on with 3 nodes", changed=len(wishes) < 2)
+
+    monkeypatch.setattr(Agent, "exclude", exclude)
+    answer = request(desk, "exclude", node="b", reason="a\nb\x1b[2J", undo="yes", force=1)
+    assert answer == {"name": "host-b", "effect": "the job goes on with 3 nodes", "changed": True}
+    assert wishes == [ExclusionWish("b", "a b [2J")]
+    told = "node_excluded: node host-b is left out, asked for with ftctl (a b [2J): the job goes on with 3 nodes"
+    assert played.records == [told]
+    request(desk, "exclude", node="b", undo=True)
+    assert wishes[-1].undo and played.records == [told], "nothing has changed"
+
+
+@pytest.mark.parametrize("node", [None, "", 7, ["b"]])
+def test_exclude_wants_to_know_which_node(node: object) -> None:
     desk, _, _ = make_desk(stand_in.state(2))
-    with pytest.raises(RequestError, match="runs on one node"):
+    with pytest.raises(RequestError, match="which node"):
+        request(desk, "exclude", node=node)
+
+
+def test_exclude_before_there_is_a_rendezvous_is_refused() -> None:
+    desk, agent, _ = make_desk(stand_in.state(2))
+    assert agent.exclusions == ()
+    with pytest.raises(RequestError, match="only just starting"):
         request(desk, "exclude", node="b")
 
 

@@ -277,6 +277,20 @@ def test_closed_job_ends_with_the_code_it_was_closed_with() -> None:
     assert the(do.Leave, decision).exit_code == 76
 
 
+def test_excluded_node_stops_its_ranks_as_after_a_failure_and_leaves_the_job_open() -> None:
+    decision = tell(running(), rdzv.Excluded("left out: hot"), ev.WorkersGone(0))
+    assert the(do.StopWorkers, decision).manner is Manner.FAILED
+    leave = the(do.Leave, decision)
+    assert (leave.outcome, leave.exit_code, leave.reason) == (Outcome.LEFT, ExitCode.UNHEALTHY, "left out: hot")
+    waiting = tell(tell(State(slots=SLOTS), ev.Started()).state, rdzv.Excluded("left out"))
+    assert the(do.Leave, waiting).exit_code == ExitCode.UNHEALTHY
+
+
+def test_exclusion_changes_nothing_for_an_agent_that_ends_anyway() -> None:
+    ending = tell(running(), ev.SignalReceived(15)).state
+    assert tell(ending, rdzv.Excluded("left out")).state is ending
+
+
 def test_job_that_cannot_be_agreed_on_ends_with_69() -> None:
     decision = tell(tell(State(slots=SLOTS), ev.Started()).state, rdzv.JoinFailed(0, "no answer"))
     assert the(do.Leave, decision).exit_code == ExitCode.RENDEZVOUS

@@ -110,7 +110,7 @@ class Surroundings:
         ]
         if self.gives_up and self.random.random() < 0.1:
             found = [ev.StopRequested(g, "x", self.random.choice([None, 0])), ev.NodeUnhealthy(g, "x")]
-            return [*found, *map(ev.SignalReceived, (2, 10, 15)), rdzv.Closed(76, "x")]
+            return [*found, *map(ev.SignalReceived, (2, 10, 15)), rdzv.Closed(76, "x"), rdzv.Excluded("x")]
         if self.alive is not None:
             for rank in self.running:
                 found += [ev.WorkerExited(g, rank, code, 1.0, own=own) for code in (0, 1, -9) for own in (True, False)]

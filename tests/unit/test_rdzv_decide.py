@@ -258,7 +258,7 @@ def test_a_member_that_asks_for_more_ends_the_generation_even_if_its_words_got_l
     assert decide(running("ab"), nodes, (2, 2), now=10.9, asked_at=10).step == Wait(11)
     step = decide(running("ab"), nodes, (2, 2), now=11, asked_at=10).step
     assert isinstance(step, DeclareEnded)
-    assert (step.generation, step.node.node_id) == (0, "a")
+    assert (step.generation, step.node_id) == (0, "a")
 
 
 def test_a_closed_job_needs_no_decision() -> None:

@@ -24,9 +24,24 @@ from ftlaunch.rendezvous.common.decide import (
     lead,
 )
 from ftlaunch.rendezvous.common.leading import Round, table_of
-from ftlaunch.rendezvous.common.records import ClosedRecord, FailureKind, FailureRecord, GrowthRecord, NodeRecord
+from ftlaunch.rendezvous.common.records import (
+    ClosedRecord,
+    ExclusionsRecord,
+    FailureKind,
+    FailureRecord,
+    GrowthRecord,
+    NodeRecord,
+)
 from ftlaunch.rendezvous.common.table import Node
-from ftlaunch.rendezvous.interface import Closed, MembershipChanged, Parked, RendezvousEvent, WorldAgreed
+from ftlaunch.rendezvous.interface import (
+    Closed,
+    Excluded,
+    Exclusion,
+    MembershipChanged,
+    Parked,
+    RendezvousEvent,
+    WorldAgreed,
+)
 
 NAMES = "abcde"
 LAST_CALL_S = 30.0
@@ -63,14 +78,16 @@ class Meeting:
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def happen(self) -> None:
-        rare = [self.arrive, self.die, self.fail, self.ask, self.finish, self.wait]
+        rare = [self.arrive, self.die, self.fail, self.ask, self.finish, self.wait, self.exclude, self.readmit]
         self.random.choice([*rare, *[self.turn] * 6, self.clear])()
 
     def arrive(self) -> None:
         name = self.random.choice(NAMES)
         if name not in self.agents:
             self.arrivals += 1
-            self.agents[name] = Agent(Standing(name, "run", self.limits.max_nodes, asked=0), self.arrivals)
+            self.agents[name] = Agent(
+                Standing(name, "run", self.limits.max_nodes, asked=0, host=f"h-{name}"), self.arrivals
+            )
             self.finished.pop(name, None)
 
     def die(self) -> None:
@@ -88,6 +105,18 @@ class Meeting:
         agent = self.working()
         if agent is not None:
             self.join(agent)
+
+    def exclude(self) -> None:
+        if self.agents and self.random.random() < 0.3:
+            exclusion = Exclusion(f"h-{self.random.choice(sorted(self.agents))}", "", "x")
+            self.set_excluded({*self.view.excluded.entries, exclusion})
+
+    def readmit(self) -> None:
+        self.set_excluded(set(self.view.excluded.entries[1:]))
+
+    def set_excluded(self, entries: set[Exclusion]) -> None:
+        record = ExclusionsRecord(self.view.excluded.revision + 1, tuple(sorted(entries, key=lambda one: one.name)))
+        self.view = replace(self.view, excluded=record)
 
     def clear(self) -> None:
         for agent in self.agents.values():
@@ -140,7 +169,7 @@ class Meeting:
             assert set(step.node_ids) <= {seat.node_id for seat in table.seats} - set(nodes)
             self.put_failure(FailureKind.LOST, step.node_ids[0])
         elif isinstance(step, DeclareEnded):
-            self.put_failure(FailureKind.ASKED, step.node.node_id)
+            self.put_failure(FailureKind.ASKED, step.node_id)
         elif isinstance(step, Finish):
             assert table is not None and {s.node_id for s in table.seats} <= set(self.finished)
             self.view = replace(self.view, closed=ClosedRecord(0, "all finished", "a", "h-a", "c"))
@@ -156,7 +185,7 @@ class Meeting:
         names = [node.node_id for node in step.nodes]
         assert table is None or (self.view.failure is not None and step.generation > table.generation)
         assert len(set(names)) == len(names) and self.limits.min_nodes <= len(names) <= self.limits.max_nodes
-        assert all(is_available(nodes[name], table) for name in names)
+        assert all(is_available(nodes[name], self.view) for name in names)
         self.view = replace(self.view, table=table_of(step, {}, {}), growth=None)
 
     def put_failure(self, kind: FailureKind, who: str) -> None:
@@ -179,6 +208,10 @@ class Meeting:
         for event in events:
             self.require_new(agent, before, event)
             agent.heard.append(event)
+            if isinstance(event, Excluded):
+                # Its ranks are stopped, and it leaves.
+                del self.agents[agent.standing.node_id]
+                continue
             ends = not isinstance(event, (WorldAgreed, Parked, Closed))
             agent.clears = ends and not (isinstance(event, MembershipChanged) and event.waiting)
 
@@ -191,7 +224,7 @@ class Meeting:
             assert before.asked is not None and world.generation >= before.asked
             assert all(world.generation > generation for generation in former)
             assert world.members[world.group_rank].node_id == before.node_id
-        elif not isinstance(event, (Parked, Closed)):
+        elif not isinstance(event, (Parked, Closed, Excluded)):
             assert event.generation == before.seated and before.asked is None, "is no business of this node"
 
     def settle(self) -> None:
@@ -199,7 +232,7 @@ class Meeting:
         for _ in range(12):
             for _ in range(3):
                 self.decide()
-            for agent in self.agents.values():
+            for agent in list(self.agents.values()):
                 self.tell(agent)
             self.clear()
             self.now += LAST_CALL_S / 2
@@ -221,10 +254,11 @@ def test_whatever_happens_all_members_of_a_generation_come_to_know_it_or_its_end
         assert all(agent.standing.told_closed for agent in agents.values())
         return
     if view.table is None or view.failure is not None:
-        waiting = [agent for agent in agents.values() if is_available(agent.node, view.table)]
+        waiting = [agent for agent in agents.values() if is_available(agent.node, view)]
         assert len(waiting) < meeting.limits.min_nodes, "enough are there, and nothing is agreed on"
         return
     for seat in view.table.seats:
+        assert view.excluded.of(seat.node_id, seat.host) is None or seat.node_id in meeting.finished
         if seat.node_id in agents:
             standing = agents[seat.node_id].standing
             assert (standing.seated, standing.asked) == (view.table.generation, None)

@@ -11,6 +11,7 @@ import pytest
 from ftlaunch.rendezvous.common.part import first_offer
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
+    ExclusionsRecord,
     FailureKind,
     FailureRecord,
     FinishRecord,
@@ -20,10 +21,18 @@ from ftlaunch.rendezvous.common.records import (
     TableRecord,
     encode,
 )
-from ftlaunch.rendezvous.hub.frames import Hello, frame, read_frame
+from ftlaunch.rendezvous.hub.frames import (
+    Hello,
+    answer_frame,
+    frame,
+    read_answer,
+    read_frame,
+    read_wish,
+    wish_frame,
+)
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
 from ftlaunch.rendezvous.hub.settings import HubSettings, Meeting, check, is_own_address, settings_from
-from ftlaunch.rendezvous.interface import SettingsError
+from ftlaunch.rendezvous.interface import Exclusion, ExclusionAnswer, ExclusionWish, RendezvousError, SettingsError
 
 C10D = Meeting("c10d", "h", 1, "job", 2, 4)
 SETTINGS = HubSettings("h", 1, "job", 2, 2, node_timeout_s=5.0)
@@ -165,6 +174,46 @@ def test_who_is_silent_for_too_long_is_shown_the_door() -> None:
         assert failure.node_id == "b"
 
     with_hub(scenario)
+
+
+def test_who_was_left_out_is_said_to_all_and_brought_to_a_new_meeting_point() -> None:
+    def scenario(hub: FakeHub) -> None:
+        a, b = hub.arrive("host"), hub.arrive("b")
+        hub.arrive("s")
+        assert hub.state.exclude(a, ExclusionWish("host-b", "hot")).effect == "s takes its place"
+        record, failure = hub.said[-2:]
+        assert record == ExclusionsRecord(1, (Exclusion("host-b", "hot", "host-host"),))
+        assert isinstance(failure, FailureRecord)
+        assert (failure.kind, failure.node_id, failure.counted) == (FailureKind.ASKED, "b", False)
+        hub.ask(a, 1)
+        assert hub.last() is failure, "b has not left yet"
+        hub.state.depart(b)
+        table = hub.last()
+        assert isinstance(table, TableRecord)
+        assert [seat.node_id for seat in table.seats] == ["host", "s"]
+        with pytest.raises(RendezvousError, match="hosts the rendezvous"):
+            hub.state.exclude(a, ExclusionWish("host", force=True))
+
+        new = FakeHub()
+        new.state.learn_excluded(a, encode(record))
+        new.state.learn_excluded(a, encode(ExclusionsRecord(0)))
+        assert new.said == [record], "what is older says nothing"
+        assert new.state.view.excluded == record
+        new.state.close()
+
+    with_hub(scenario)
+
+
+def test_wishes_and_answers_survive_the_wire_and_garbage_is_refused() -> None:
+    wish, answer = ExclusionWish("b", "hot", undo=True), ExclusionAnswer("b", "it may join again")
+    assert read_wish(wish_frame("x", wish)) == ("x", wish)
+    assert read_answer(answer_frame("x", answer)) == ("x", answer)
+    attempt, refusal = read_answer(answer_frame("x", RendezvousError("no node b")))
+    assert (attempt, str(refusal)) == ("x", "no node b") and isinstance(refusal, RendezvousError)
+    for value in (b"", b"[]", b'{"v":1}', b'{"v":1,"wish":7,"answer":7}', b'{"v":1,"wish":{"a":1},"answer":{"a":1}}'):
+        for read in (read_wish, read_answer):
+            with pytest.raises(RecordError):
+                read(value)
 
 
 def test_a_new_meeting_point_goes_on_from_what_agents_remember() -> None:
