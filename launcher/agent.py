@@ -19,7 +19,7 @@ from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.decide import decide
 from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit, UsageError
 from ftlaunch.launcher.generations import GenerationRecord
-from ftlaunch.launcher.rundir import is_secret
+from ftlaunch.launcher.secrecy import hide, is_secret
 from ftlaunch.launcher.state import Judge, State
 from ftlaunch.rendezvous.interface import (
     Exclusion,
@@ -128,7 +128,11 @@ class Agent:
     def teach(self, lesson: Lesson) -> None:
         """Our ranks have imported this by their first step: one node tells the spares, though no secrets."""
         if self.state.world is not None and self.state.world.group_rank == 0:
-            environment = {name: text for name, text in lesson.environment.items() if not is_secret(name)}
+            environment = {
+                name: text
+                for name, text in lesson.environment.items()
+                if not is_secret(name) and (text is None or hide(text) == text)
+            }
             self._rendezvous.teach(replace(lesson, environment=environment))
 
     @property

@@ -70,6 +70,8 @@ class RendezvousConfig:
     """When a waiting node is taken in: ``immediately``, ``at-checkpoint`` (the next that is heard of), ``never``."""
     allow_multiple_agents: bool = False
     """``--allow-multiple-agents-per-node``"""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that only the agent needs: no process that it starts inherits them."""
 
 
 @dataclass(frozen=True)
@@ -237,4 +239,4 @@ class Config:
     error_file: str | None = None
     """TORCHELASTIC_ERROR_FILE of the launcher itself: gets a copy of the root cause."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """The environment as the launcher found it; what workers inherit."""
+    """The environment as the launcher found it, less the secrets of the rendezvous; what workers inherit."""

@@ -46,8 +46,9 @@ from ftlaunch.launcher.policy import Verdict, judge
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.recover import SAVED, most_saved
 from ftlaunch.launcher.retention import prune_in_background
-from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, redact, this_owner
+from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, this_owner
 from ftlaunch.launcher.say import Say
+from ftlaunch.launcher.secrecy import redact
 from ftlaunch.launcher.standby import StandbyPool
 from ftlaunch.launcher.state import State
 from ftlaunch.launcher.views import Views

@@ -62,7 +62,7 @@ def _etcd(config: Config, publish: Publish) -> Rendezvous:
 
     meeting = config.rendezvous
     job = conf.Job(meeting.job_id, meeting.min_nodes, meeting.max_nodes, meeting.allow_multiple_agents)
-    settings = conf.settings_from(meeting.endpoint, job, meeting.conf, config.environment)
+    settings = conf.settings_from(meeting.endpoint, job, meeting.conf, {**config.environment, **meeting.secrets})
     node = describe_node(common_settings(config), meeting.node_rank, meeting.local_addr, meeting.master_port)
     return EtcdRendezvous(settings, node, publish)
 

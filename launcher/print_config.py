@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ftlaunch.launcher import __version__, options
 from ftlaunch.launcher.config import Config
+from ftlaunch.launcher.secrecy import hide, redact
 from ftlaunch.launcher.settings import Setting, Settings
 
 _NOT_SHOWN = frozenset({"print-config", "version", "help"})
@@ -31,7 +32,9 @@ def render(settings: Settings, config: Config) -> str:
 
 
 def _row(name: str, setting: Setting) -> str:
-    return _line(name, setting.text, setting.origin)
+    # No secret is accepted in --rdzv-conf, and its key=FILE is worth seeing.
+    text = setting.text if name == "rdzv-conf" else hide(setting.text)
+    return _line(name, text, setting.origin)
 
 
 def _command(config: Config) -> Iterator[str]:
@@ -42,7 +45,7 @@ def _command(config: Config) -> Iterator[str]:
     yield _line("kind", command.kind.value, "")
     yield _line("interpreter", " ".join((command.interpreter, *command.interpreter_args)), "")
     yield _line("script", command.target, "")
-    for index, argument in enumerate(command.args):
+    for index, argument in enumerate(redact(command.args)):
         yield _line(f"argument {index + 1}", argument or "''", "")
 
 

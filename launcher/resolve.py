@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ftlaunch.launcher import devices
 from ftlaunch.launcher.config import (
@@ -23,7 +24,7 @@ from ftlaunch.launcher.config import (
 )
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.machine import Machine
-from ftlaunch.launcher.resolve_rendezvous import rendezvous
+from ftlaunch.launcher.resolve_rendezvous import ETCD_SECRETS, rendezvous
 from ftlaunch.launcher.script import command
 from ftlaunch.launcher.settings import Settings
 from ftlaunch.launcher.values import show
@@ -41,11 +42,13 @@ def resolve(
     else:
         wanted = command(settings, script, args, environ, machine)
     meeting = rendezvous(settings, machine)
+    names = ETCD_SECRETS if meeting.backend == "etcd" else ()
+    secrets = {name: environ[name] for name in names if name in environ}
     workers = _workers(settings, environ, machine)
     _note_without_effect(settings, environ)
     return Config(
         command=wanted,
-        rendezvous=meeting,
+        rendezvous=replace(meeting, secrets=secrets),
         workers=workers,
         restarts=_restarts(settings),
         checkpoints=_checkpoints(settings),
@@ -57,7 +60,7 @@ def resolve(
         metrics=_metrics(settings),
         torchrun_exit_codes=settings["torchrun-exit-codes"],
         error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
-        environment=dict(environ),
+        environment={name: value for name, value in environ.items() if name not in secrets},
     )
 
 

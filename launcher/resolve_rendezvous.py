@@ -14,11 +14,13 @@ from ftlaunch.launcher import values
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.machine import Machine, is_numeric
+from ftlaunch.launcher.secrecy import is_secret
 from ftlaunch.launcher.settings import Settings
 
 C10D_PORT = 29400
 STATIC_PORT = 29500
 ETCD_PORT = 2379
+ETCD_SECRETS = ("ETCDCTL_USER", "ETCDCTL_PASSWORD")
 _NUMERIC = frozenset(
     {
         "timeout",
@@ -276,12 +278,13 @@ def _checked_conf(settings: Settings) -> dict[str, str]:
     for key, value in conf.items():
         if key in _NUMERIC and not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII):
             raise UsageError(f"{settings.spelled('rdzv-conf')} {key} must be a number, not {values.show(value)}")
-        if key == "password":
+        known = key in _NUMERIC or key in _TEXTUAL
+        if (is_secret(key) and not known) or (key in ("user", "username") and ":" in value):
             raise UsageError(
-                f"{settings.spelled('rdzv-conf')} must not hold a password, which everybody here could read: "
-                "write it to a file and give password_file=PATH"
+                f"{settings.spelled('rdzv-conf')} must not hold a secret ({key}), which everybody here could read: "
+                "write the password to a file and give password_file=PATH"
             )
-        if key not in _NUMERIC and key not in _TEXTUAL:
+        if not known:
             settings.notes.append(f"unknown key {values.show(key)} in {settings.spelled('rdzv-conf')}{_close_key(key)}")
     return conf
 

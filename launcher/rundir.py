@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,6 @@ EARLIER = "earlier"
 """Folder of a named run directory that holds the runs before."""
 _OWN_FILES = (RUN_FILE, EVENTS_FILE, "incidents", "logs", "failure.txt", "report.html")
 _ATTEMPTS = 10
-_SECRET_WORDS = frozenset(
-    ("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "credential", "credentials", "auth")
-)
-_USER_IN_URL = r"(?<=://)[^/@\s]+(?=@)"
-_HIDDEN = "***"
 
 
 @dataclass(frozen=True)
@@ -266,27 +261,6 @@ def list_runs(root: Path) -> Iterator[Path]:
     except OSError:
         return
     yield from (root / name for name in names)
-
-
-def redact(arguments: Sequence[str]) -> list[str]:
-    """Arguments fit for a record: the values of options that look like secrets, and passwords in URLs, are hidden."""
-    shown: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
-            shown.append(_HIDDEN)
-        elif equals and is_secret(name):
-            shown.append(f"{name}={_HIDDEN}")
-        else:
-            shown.append(re.sub(_USER_IN_URL, _HIDDEN, argument) if "://" in argument else argument)
-        hide_next = argument.startswith("-") and not equals and is_secret(name)
-    return shown
-
-
-def is_secret(name: str) -> bool:
-    """By whole words, so that ``--tokenizer`` and ``--max-tokens`` stay readable."""
-    return not _SECRET_WORDS.isdisjoint(re.split("[^a-z0-9]+", name.lower()))
 
 
 def _pid_namespace() -> str:

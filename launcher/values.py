@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 
 from ftlaunch.launcher.config import RestartBudget, Stream
+from ftlaunch.launcher.secrecy import hide
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d)?", re.ASCII)
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -27,7 +28,8 @@ _NOT_HANDLED = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", 
 
 
 def show(text: str, limit: int = 80) -> str:
-    """Quote foreign text for a message: one line whatever it holds, never longer than a line."""
+    """Quote foreign text for a message: one line whatever it holds, never longer than a line, without secrets."""
+    text = hide(text)
     return repr(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
@@ -277,6 +279,8 @@ def host_and_port(endpoint: str) -> tuple[str, int | None]:
 def endpoints(value: str) -> str:
     """``HOST[:PORT]``, several with commas between (etcd), each with an optional ``http://`` or ``https://``."""
     for part in words(value):
+        if "@" in part:
+            raise ValueError("must hold no user and no password, which everybody on this machine could read")
         host_and_port(re.sub(r"^https?://", "", part))
     return value.strip()
 

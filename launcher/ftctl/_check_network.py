@@ -76,7 +76,8 @@ def _etcd(config: Config) -> Iterator[Finding]:
     meeting = config.rendezvous
     job = Job(meeting.job_id, meeting.min_nodes, meeting.max_nodes)
     try:
-        settings = settings_from(meeting.endpoint, job, meeting.conf, config.environment)
+        environ = {**config.environment, **meeting.secrets}
+        settings = settings_from(meeting.endpoint, job, meeting.conf, environ)
     except RendezvousError as problem:
         yield error("etcd", str(problem))
         return

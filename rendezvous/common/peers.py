@@ -131,7 +131,8 @@ async def visit(address: str, port: int, node_id: str, timeout_s: float = _HELLO
         reader, writer = await asyncio.wait_for(asyncio.open_connection(address, port, limit=_LINE_LIMIT), timeout_s)
     except ConnectionRefusedError:
         return Visit(Proof.GONE, None, None)
-    except (OSError, asyncio.TimeoutError):
+    except (OSError, asyncio.TimeoutError, OverflowError, ValueError):
+        # The last two: what the other side gave as its address is none.
         return Visit(Proof.NOTHING, None, None)
     proof = Proof.NOTHING
     try:

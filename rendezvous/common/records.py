@@ -357,7 +357,7 @@ def _strings(raw: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _exclusion(item: Any) -> Exclusion:
     if not isinstance(item, dict):
-        raise RecordError(f"{item!r} is not an exclusion")
+        raise RecordError(f"{item!r:.200} is not an exclusion")
     return Exclusion(_get(item, "name", str), _get(item, "reason", str), _get(item, "by", str))
 
 

@@ -98,6 +98,9 @@ def parse_endpoints(text: str) -> tuple[tuple[Endpoint, ...], bool | None]:
 
 def _endpoint(text: str, original: str) -> Endpoint:
     host, port = text, ""
+    if "@" in text:
+        # Not shown: it may hold a password.
+        raise SettingsError("a rendezvous endpoint is HOST[:PORT], without user and password: see ETCDCTL_USER")
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         if rest and not rest.startswith(":"):

@@ -24,15 +24,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ftlaunch.rendezvous.common.records import MAX_BYTES, VERSION, RecordError, load, printable
 from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, RendezvousError
 
-T = TypeVar("T")
+T = TypeVar("T", ExclusionWish, ExclusionAnswer)
 LINE_LIMIT = MAX_BYTES + 65536
+HELLO_LIMIT = 16384
 _HELLO = {"job_id": str, "node_id": str, "host": str, "pid": int, "address": str, "peer_port": int, "machine": str}
 
 
@@ -98,9 +100,13 @@ def read_answer(payload: bytes) -> tuple[str, ExclusionAnswer | RendezvousError]
 
 def _read(kind: type[T], raw: Any) -> T:
     try:
-        return kind(**raw)
-    except TypeError:
+        made = kind(**{name: printable(value) for name, value in raw.items()})
+    except (AttributeError, TypeError):
         raise RecordError(f"not an {kind.__name__}") from None
+    # The annotations of these are plain names.
+    if any(type(getattr(made, each.name)).__name__ != each.type for each in fields(made)):
+        raise RecordError(f"not an {kind.__name__}")
+    return made
 
 
 def frame(word: str, payload: bytes = b"{}") -> bytes:
@@ -114,5 +120,39 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[str, bytes] | None:
         line = await reader.readuntil(b"\n")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
         return None
+    return split_frame(line)
+
+
+def split_frame(line: bytes) -> tuple[str, bytes]:
+    """The word and what it carries."""
     word, _, payload = line.rstrip(b"\n").partition(b" ")
     return word.decode(errors="replace"), payload
+
+
+async def read_first_line(connection: socket.socket) -> tuple[bytes, bytes]:
+    """The first line of somebody unknown, short as it must be, and what came after it. Raises :class:`OSError`.
+
+    Empty for what is no line: a stranger can make us hold no more than :data:`HELLO_LIMIT` bytes.
+    """
+    seen, loop = b"", asyncio.get_running_loop()
+    while len(seen) < HELLO_LIMIT:
+        more = await loop.sock_recv(connection, HELLO_LIMIT - len(seen))
+        if not more:
+            break
+        seen += more
+        line, newline, rest = seen.partition(b"\n")
+        if newline:
+            return line, rest
+    return b"", b""
+
+
+async def say_last(connection: socket.socket, line: bytes) -> None:
+    """Send a line and wait for the other side to hang up: a socket closed before all is read loses what it has sent.
+
+    Raises :class:`OSError`.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, line)
+    connection.shutdown(socket.SHUT_WR)
+    while await loop.sock_recv(connection, HELLO_LIMIT):
+        pass

@@ -25,7 +25,17 @@ from ftlaunch.rendezvous.common.records import (
     encode,
 )
 from ftlaunch.rendezvous.common.table import difference
-from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, answer_frame, frame, read_frame, read_wish
+from ftlaunch.rendezvous.hub.frames import (
+    LINE_LIMIT,
+    Hello,
+    answer_frame,
+    frame,
+    read_first_line,
+    read_frame,
+    read_wish,
+    say_last,
+    split_frame,
+)
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
 from ftlaunch.rendezvous.hub.questions import Questions
 from ftlaunch.rendezvous.hub.settings import HubSettings
@@ -34,6 +44,11 @@ from ftlaunch.rendezvous.interface import ExclusionAnswer, Publish, RendezvousEr
 log = logging.getLogger("ftlaunch.rendezvous")
 
 _HELLO_S = 5.0
+_ACCEPT_PAUSE_S = 0.1
+_MAX_PING = 32
+_MOST_UNREAD = 4 * LINE_LIMIT
+MOST_STRANGERS = 128
+"""Connections that have not said yet who they are."""
 _WORDS: dict[type[Spoken], str] = {
     TableRecord: "table",
     FailureRecord: "failure",
@@ -64,6 +79,7 @@ class Hub:
         self._departed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         questions = Questions(self._say_line, self._say_to)
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         self._handlers: dict[str, Callable[[Guest, bytes], None]] = {
             "node": self._state.learn_node,
             "failure": self._state.learn_failure,
@@ -87,10 +103,20 @@ class Hub:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                connection, _ = await loop.sock_accept(listening)
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    # No descriptor left, or who came has gone again: not the end for all others.
+                    log.debug("a connection to the rendezvous could not be taken in: %s", error)
+                    await asyncio.sleep(_ACCEPT_PAUSE_S)
+                    continue
                 task = loop.create_task(self._converse(connection))
                 self._tasks.add(task)
+                self._strangers[connection] = task
                 task.add_done_callback(functools.partial(self._ended, connection))
+                if len(self._strangers) > MOST_STRANGERS:
+                    # The one that has been silent for longest: an agent says who it is at once.
+                    self._strangers.pop(next(iter(self._strangers))).cancel()
         finally:
             listening.close()
 
@@ -113,13 +139,23 @@ class Hub:
 
     async def _converse(self, connection: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_connection(sock=connection, limit=LINE_LIMIT)
+            guest, rest = await asyncio.wait_for(self._meet(connection), _HELLO_S)
+        except (OSError, asyncio.TimeoutError):
+            return
+        self._strangers.pop(connection, None)
+        if guest is None:
+            return
+        reader = asyncio.StreamReader(limit=LINE_LIMIT)
+        reader.feed_data(rest)
+        protocol, loop = asyncio.StreamReaderProtocol(reader), asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_connection(lambda: protocol, sock=connection)
         except OSError:
             return
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            guest = await self._admit(reader, writer)
-            if guest is not None:
-                await self._listen(guest, reader, writer)
+            self._welcome(guest, writer)
+            await self._listen(guest, reader, writer)
         finally:
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -127,40 +163,44 @@ class Hub:
 
     def _ended(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._strangers.pop(connection, None)
         # A task that was cancelled before it began has closed nothing.
         connection.close()
         if not task.cancelled() and task.exception() is not None:
             log.error("the rendezvous lost a conversation", exc_info=task.exception())
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest | None:
+    async def _meet(self, connection: socket.socket) -> tuple[Guest | None, bytes]:
+        """Who it is that connects, and what it has said beyond its name; ``None`` for who does not belong here."""
+        line, rest = await read_first_line(connection)
+        word, payload = split_frame(line)
+        if word != "hello":
+            return None, b""
         try:
-            first = await asyncio.wait_for(read_frame(reader), _HELLO_S)
-            hello = Hello.decode(first[1]) if first is not None and first[0] == "hello" else None
-        except asyncio.TimeoutError:
-            return None
+            hello = Hello.decode(payload)
         except RecordError as error:
-            _refuse(writer, f"the rendezvous at {self._settings.target} does not understand this agent: {error}")
-            return None
-        if hello is None:
-            return None
-        reason = self._objection(hello)
-        if reason is not None:
-            _refuse(writer, reason)
-            return None
-        guest = self._state.arrive(hello)
-        self._writers[hello.node_id] = writer
+            reason = f"the rendezvous at {self._settings.target} does not understand this agent: {error}"
+        else:
+            found = self._objection(hello)
+            if found is None:
+                return self._state.arrive(hello), rest
+            reason = found
+        await say_last(connection, frame("refused", encode(ClosedRecord(2, reason, "", "", ""))))
+        return None, b""
+
+    def _welcome(self, guest: Guest, writer: asyncio.StreamWriter) -> None:
+        self._writers[guest.hello.node_id] = writer
         view = self._state.view
         excluded = view.excluded if view.excluded.revision else None
         for record in (excluded, view.table, *view.failures.values(), view.growth, view.closed):
             if record is not None:
                 writer.write(_line(record))
-        return guest
 
     def _objection(self, hello: Hello) -> str | None:
         """Why this agent does not belong here."""
         settings = self._settings
         if hello.job_id != settings.job_id:
-            return f"{settings.target} is the rendezvous of job {settings.job_id!r}, not of {hello.job_id!r}"
+            # Not telling of which: who knows the name of a job can join it.
+            return f"{settings.target} is the rendezvous of another job, not of {hello.job_id!r}"
         if not settings.allow_multiple_agents_per_node and hello.machine:
             for other in (guest.hello for guest in self._state.guests.values()):
                 if other.machine == hello.machine and other.node_id != hello.node_id:
@@ -216,6 +256,8 @@ class Hub:
             self._state.depart(guest)
 
     def _on_ping(self, guest: Guest, payload: bytes) -> None:
+        if len(payload) > _MAX_PING:
+            raise RecordError("too long")
         self._say_to(guest.hello.node_id, frame("pong", payload))
 
     def _on_exclude(self, guest: Guest, payload: bytes) -> None:
@@ -237,16 +279,20 @@ class Hub:
 
     def _say_line(self, line: bytes) -> None:
         for writer in self._writers.values():
-            writer.write(line)
+            _write(writer, line)
 
     def _say_to(self, node_id: str, line: bytes) -> None:
         writer = self._writers.get(node_id)
         if writer is not None:
-            writer.write(line)
+            _write(writer, line)
 
 
-def _refuse(writer: asyncio.StreamWriter, reason: str) -> None:
-    writer.write(frame("refused", encode(ClosedRecord(2, reason, "", "", ""))))
+def _write(writer: asyncio.StreamWriter, line: bytes) -> None:
+    """Never let somebody who does not read fill our memory."""
+    if writer.transport.get_write_buffer_size() > _MOST_UNREAD:
+        writer.transport.abort()
+    else:
+        writer.write(line)
 
 
 def _line(record: Spoken) -> bytes:

@@ -15,7 +15,8 @@ import pytest
 from ftlaunch.launcher.ftctl import _runs
 from ftlaunch.launcher.ftctl.__main__ import run as run_ftctl
 from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.rundir import RunDir, candidate_roots, open_run_dir, owner_facts, redact, this_owner
+from ftlaunch.launcher.rundir import RunDir, candidate_roots, open_run_dir, owner_facts, this_owner
+from ftlaunch.launcher.secrecy import redact
 
 FTCTL = [sys.executable, "-m", "ftlaunch.launcher.ftctl"]
 

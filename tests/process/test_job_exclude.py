@@ -210,7 +210,7 @@ def test_the_leader_can_be_excluded_but_not_the_host_of_the_rendezvous(nodes: No
 
 
 def test_the_rendezvous_remembers_when_agents_have_gone(nodes: Nodes) -> None:
-    options: dict[str, Any] = {"nnodes": "1:3", "conf": "last_call_timeout=1"}
+    options: dict[str, Any] = {"nnodes": "2:3", "conf": "last_call_timeout=1"}
     a, b = pair(nodes, **options)
     c = nodes("node-c", **options)
     up(c, 1, 3)

@@ -14,7 +14,8 @@ from ftlaunch.launcher import rundir
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.records import EventLog
 from ftlaunch.launcher.retention import prune
-from ftlaunch.launcher.rundir import RunDir, candidate_roots, is_running, open_run_dir, owner_facts, redact, this_owner
+from ftlaunch.launcher.rundir import RunDir, candidate_roots, is_running, open_run_dir, owner_facts, this_owner
+from ftlaunch.launcher.secrecy import redact
 
 
 def open_in(folder: Path, job: str = "job") -> RunDir:

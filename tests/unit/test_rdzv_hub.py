@@ -210,7 +210,14 @@ def test_wishes_and_answers_survive_the_wire_and_garbage_is_refused() -> None:
     assert read_answer(answer_frame("x", answer)) == ("x", answer)
     attempt, refusal = read_answer(answer_frame("x", RendezvousError("no node b")))
     assert (attempt, str(refusal)) == ("x", "no node b") and isinstance(refusal, RendezvousError)
-    for value in (b"", b"[]", b'{"v":1}', b'{"v":1,"wish":7,"answer":7}', b'{"v":1,"wish":{"a":1},"answer":{"a":1}}'):
+    for value in (
+        b"",
+        b"[]",
+        b'{"v":1}',
+        b'{"v":1,"wish":7,"answer":7}',
+        b'{"v":1,"wish":{"a":1},"answer":{"a":1}}',
+        b'{"v":1,"wish":{"node":{}},"answer":{"name":1,"effect":"x"}}',
+    ):
         for read in (read_wish, read_answer):
             with pytest.raises(RecordError):
                 read(value)
