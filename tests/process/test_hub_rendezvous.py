@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import itertools
+import os
 import random
 import signal
 import socket
+from asyncio.selector_events import BaseSelectorEventLoop
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from etcd_agents import Agent, agents, programs, until, world_of
 from tcp_proxy import proxy
 
 from ftlaunch.rendezvous.common.clock import boottime
-from ftlaunch.rendezvous.hub import HubSettings
+from ftlaunch.rendezvous.hub import HubSettings, server
+from ftlaunch.rendezvous.hub.frames import Hello, frame, wish_frame
+from ftlaunch.rendezvous.hub.server import MOST_STRANGERS
 from ftlaunch.rendezvous.interface import (
     Closed,
+    ExclusionWish,
     JoinFailed,
     LeaseLost,
     MembershipChanged,
@@ -214,6 +222,70 @@ def test_nonsense_is_not_understood_and_does_no_harm(job: HubSettings) -> None:
                 writer.close()
                 with contextlib.suppress(ConnectionResetError):
                     await writer.wait_closed()
+            b.start()
+            await world_of(0, a, b)
+
+    asyncio.run(scenario())
+
+
+def test_many_who_say_nothing_keep_nobody_out(job: HubSettings) -> None:
+    async def scenario() -> None:
+        async with agents(job, "a", "b") as (a, b), contextlib.AsyncExitStack() as silent:
+            a.start()
+            await until(lambda: listening(job.port))
+            readers = []
+            for _ in range(2 * MOST_STRANGERS):
+                reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
+                silent.callback(writer.close)
+                readers.append(reader)
+            b.start()
+            await world_of(0, a, b)
+            assert sum(not reader.at_eof() for reader in readers) <= MOST_STRANGERS
+
+    asyncio.run(scenario())
+
+
+def test_the_meeting_point_outlives_a_moment_without_descriptors(
+    job: HubSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, tries = BaseSelectorEventLoop.sock_accept, itertools.count()
+
+    async def tired(loop: BaseSelectorEventLoop, listening: socket.socket) -> tuple[socket.socket, Any]:
+        if next(tries) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await accept(loop, listening)
+
+    monkeypatch.setattr(BaseSelectorEventLoop, "sock_accept", tired)
+
+    async def scenario() -> None:
+        async with agents(job, "a", "b") as (a, b):
+            a.start()
+            b.start()
+            await world_of(0, a, b)
+            assert next(tries) > 3
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_read_is_dropped(job: HubSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_UNREAD", 65536)
+
+    async def scenario() -> None:
+        async with agents(job, "a", "b") as (a, b):
+            a.start()
+            await until(lambda: listening(job.port))
+            with socket.socket() as rude:
+                rude.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                rude.connect(("127.0.0.1", job.port))
+                rude.setblocking(False)
+                settings = {"nproc": "2", "nnodes": "2:2"}
+                hello = Hello("job", "rude", "host-rude", 1, "127.0.0.1", 9, "", settings)
+                wish = frame("exclude", wish_frame("x" * 400, ExclusionWish("nobody" * 50)))
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(rude, frame("hello", hello.encode()))
+                with pytest.raises(ConnectionError):
+                    for _ in range(200_000):
+                        await loop.sock_sendall(rude, wish)
             b.start()
             await world_of(0, a, b)
 
