@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ftlaunch.launcher import __version__, options
 from ftlaunch.launcher.config import Config
-from ftlaunch.launcher.secrecy import hide, redact
-from ftlaunch.launcher.settings import Setting, Settings
+from ftlaunch.launcher.secrecy import redact
+from ftlaunch.launcher.settings import Settings
 
 _NOT_SHOWN = frozenset({"print-config", "version", "help"})
 _NAME_WIDTH = 32
@@ -19,7 +19,7 @@ def render(settings: Settings, config: Config) -> str:
     lines = [f"ftlaunch {__version__}"]
     for group in options.GROUPS:
         rows = [
-            _row(option.name, settings.items()[option.name])
+            _line(option.name, settings.shown(option.name), settings.items()[option.name].origin)
             for option in options.OPTIONS
             if option.group == group and option.name not in _NOT_SHOWN
         ]
@@ -29,12 +29,6 @@ def render(settings: Settings, config: Config) -> str:
     if settings.notes or settings.infos:
         lines += ["", "# Notes", *(_printable(note) for note in (*settings.notes, *settings.infos))]
     return "\n".join(lines) + "\n"
-
-
-def _row(name: str, setting: Setting) -> str:
-    # No secret is accepted in --rdzv-conf, and its key=FILE is worth seeing.
-    text = setting.text if name == "rdzv-conf" else hide(setting.text)
-    return _line(name, text, setting.origin)
 
 
 def _command(config: Config) -> Iterator[str]:

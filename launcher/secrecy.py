@@ -14,6 +14,7 @@ _SECRET_WORDS = frozenset(
 )
 _PLACE_WORDS = frozenset(("file", "path", "dir"))
 _USER_IN_URL = re.compile(r"(?<=://)[^/\s]+(?=@)")
+_USER_AT_HOST = re.compile(r"(?<![\w/])[\w.+-]+:[^\s/,]+(?=@)")
 _AUTHORIZATION = re.compile(r"(?i)\b(bearer|basic) +[^\s'\"]+")
 _ASSIGNMENT = re.compile(r"([A-Za-z0-9_.-]+)=([^\s,'\"]+)")
 
@@ -35,9 +36,11 @@ def redact(arguments: Sequence[str]) -> list[str]:
 
 
 def hide(text: str) -> str:
-    """Any text, without users and passwords in URLs, ``Bearer …``, and values assigned to what looks like a secret."""
+    """Any text, without ``user:password@``, ``Bearer …``, and values assigned to what looks like a secret."""
     if "://" in text:
         text = _USER_IN_URL.sub(HIDDEN, text)
+    if "@" in text:
+        text = _USER_AT_HOST.sub(HIDDEN, text)
     text = _AUTHORIZATION.sub(rf"\1 {HIDDEN}", text)
     return _ASSIGNMENT.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], text)
 

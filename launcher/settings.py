@@ -13,6 +13,7 @@ from typing import Any
 from ftlaunch.launcher import options, values
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.options import Option
+from ftlaunch.launcher.secrecy import hide
 
 _FOREIGN = frozenset({"SLURM_NODEID", "JOB_COMPLETION_INDEX", "LOGLEVEL", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"})
 """Variables that others set for purposes of their own, or that torchrun passes over when they make no sense: an
@@ -73,6 +74,11 @@ class Settings:
         """What to call it in a message: the flag, or the variable that it was read from."""
         setting = self._settings[name]
         return setting.where if setting.source is Source.ENVIRONMENT else f"--{name}"
+
+    def shown(self, name: str) -> str:
+        """Its text as others may see it. No secret is accepted in --rdzv-conf, and its key=FILE is worth seeing."""
+        text = self._settings[name].text
+        return text if name == "rdzv-conf" else hide(text)
 
     def derive(self, name: str, value: Any, text: str, why: str) -> None:
         """Replace a value by what follows from it and others."""

@@ -106,7 +106,7 @@ def _given(settings: Settings) -> Iterator[str]:
     yield "settings that are not the default" if shown else "all settings are the default (--all-settings shows them)"
     width = max((len(name) for name in shown), default=0)
     for name, setting in shown.items():
-        yield f"  {name:<{width}}  {shortened(setting.text, 60) or '-'}  ({clean(setting.origin)})"
+        yield f"  {name:<{width}}  {shortened(settings.shown(name), 60) or '-'}  ({clean(setting.origin)})"
 
 
 def _verdict(findings: Sequence[Finding]) -> str:
@@ -121,7 +121,8 @@ def _as_json(settings: Settings, config: Config, findings: Sequence[Finding]) ->
     return {
         "fit": all(finding.level is not Level.ERROR for finding in findings),
         "settings": {
-            name: {"value": setting.text, "origin": setting.origin} for name, setting in settings.items().items()
+            name: {"value": settings.shown(name), "origin": setting.origin}
+            for name, setting in settings.items().items()
         },
         "script": str(Path(config.command.target)),
         "notes": [*settings.notes, *settings.infos],

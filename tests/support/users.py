@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 NOBODY = 65534
+SOMEBODY = 65533
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class Unprivileged:
     def command(self, *argv: str) -> list[str]:
         """Return the command line that runs ``argv`` as this user."""
         return [*self.prefix, *argv]
+
+
+def as_somebody(user: Unprivileged) -> Unprivileged:
+    """Another user, who can run what this one can; only where root plays both."""
+    prefix = tuple(word.replace(str(user.uid), str(SOMEBODY)) for word in user.prefix)
+    return replace(user, uid=SOMEBODY, prefix=prefix)
 
 
 def become(home: Path) -> tuple[Unprivileged | None, str]:
@@ -67,8 +73,8 @@ def _interpreters(home: Path) -> Iterator[tuple[str, dict[str, str]]]:
         tree.mkdir(parents=True)
         for package in (ftlaunch.heartbeat, ftlaunch.launcher, ftlaunch.rendezvous):
             (tree / package.__name__.rpartition(".")[2]).symlink_to(Path(package.__file__).parent)
-        packages = sysconfig.get_path("purelib")
-        yield system, {"PYTHONPATH": f"{tree.parent}:{packages}", "PYTHONDONTWRITEBYTECODE": "1"}
+        packages = [path for path in sys.path if path.endswith("site-packages")]
+        yield system, {"PYTHONPATH": ":".join([str(tree.parent), *packages]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _problem(user: Unprivileged) -> str:

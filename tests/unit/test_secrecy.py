@@ -29,6 +29,8 @@ def test_secrets_are_not_recorded() -> None:
     [
         ("https://me:s3cret@host:2379,https://me:s3:cr@et@other", "https://***@host:2379,https://***@other"),
         ("curl -H 'Authorization: Bearer s3cret' https://h/", "curl -H 'Authorization: Bearer ***' https://h/"),
+        ("me:s3cr@et@host:2379,other:2379", "***@host:2379,other:2379"),
+        ("scp me@host:/a b@c", "scp me@host:/a b@c"),
         ("API_TOKEN=s3cret check --all", "API_TOKEN=*** check --all"),
         ("timeout=5,password=s3cret,user=me", "timeout=5,password=***,user=me"),
         ("password_file=/etc/pw,lr=1e-4 max_tokens=5", "password_file=/etc/pw,lr=1e-4 max_tokens=5"),
