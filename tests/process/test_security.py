@@ -44,7 +44,7 @@ def guarded() -> Iterator[EtcdCluster]:
     """A server that lets nobody in without a password."""
     if etcd_server.find_binary() is None:
         pytest.skip("etcd is missing")
-    with etcd_server.etcd(extra=["--auth-token", "simple"]) as cluster:
+    with etcd_server.etcd(extra=["--auth-token", "simple", "--bcrypt-cost", "4"]) as cluster:
         ask = cluster.members[0].ask
         ask("auth/user/add", name="root", password=ETCD)
         ask("auth/role/add", name="root")
