@@ -17,6 +17,7 @@ from ftlaunch.rendezvous.common.records import (
     VERSION,
     AnyRecord,
     ClosedRecord,
+    ExclusionsRecord,
     FailureKind,
     FailureRecord,
     FinishRecord,
@@ -33,6 +34,7 @@ from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.wire import Change, KeyValue
 from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, read_frame
+from ftlaunch.rendezvous.interface import Exclusion
 
 KEYS = Keys.of_job("job")
 RECORDS: dict[str, AnyRecord] = {
@@ -42,6 +44,7 @@ RECORDS: dict[str, AnyRecord] = {
     KEYS.failure(3): FailureRecord(3, FailureKind.FAILED, "b", "h", "boom", "f"),
     KEYS.growth: GrowthRecord(3, 2, "two wait"),
     KEYS.finish("a"): FinishRecord("a", 3),
+    KEYS.excluded: ExclusionsRecord(1, (Exclusion("z", "hot", "h"),)),
     KEYS.closed: ClosedRecord(76, "over", "a", "h", "c"),
 }
 HELLO = Hello("job", "a", "h", 1, "addr", 7, "m", {"nproc": "2"})
