@@ -249,7 +249,8 @@ def test_another_user_gets_nothing_and_harms_nothing(held: Held, unprivileged: U
         for place in (path, path.parent):
             place.chmod(0o777)
     opened = held.intrude(somebody)
-    assert opened["control"] in ("b''", "ConnectionResetError") and opened["beat"] == "50", opened
+    assert opened["control"] in ("b''", "ConnectionResetError", "BrokenPipeError"), opened
+    assert opened["beat"] == "50", "sent, for what it is worth"
     wait_until(lambda: held.has_dropped("sent by another user"), 20)
     assert {opened[name] for name in ("environ", "memory", "signal")} == {"PermissionError"}
     status = held.status()
