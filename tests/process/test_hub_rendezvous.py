@@ -213,14 +213,14 @@ def test_nonsense_is_not_understood_and_does_no_harm(job: HubSettings) -> None:
             for text in (b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"hello {}\n", b"\xff" * 100_000, b"hello [1]\n"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
                 writer.write(text)
-                writer.write_eof()
                 answer = b""
                 # A stranger is not listened to for long.
-                with contextlib.suppress(ConnectionResetError):
+                with contextlib.suppress(OSError):
+                    writer.write_eof()
                     answer = await reader.read()
                 assert answer == b"" or answer.startswith(b"refused ")
                 writer.close()
-                with contextlib.suppress(ConnectionResetError):
+                with contextlib.suppress(OSError):
                     await writer.wait_closed()
             b.start()
             await world_of(0, a, b)

@@ -133,9 +133,9 @@ def test_whatever_a_guest_says_the_next_one_is_welcome(
             heard, rude = await asyncio.open_connection("127.0.0.1", port)
             bad = frame("hello", replace(HELLO, node_id="bad").encode())
             rude.write(b"".join([bad] * greets + frames))
-            rude.write_eof()
             # Who is sent away before all that it said was read is reset.
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(OSError):
+                rude.write_eof()
                 await asyncio.wait_for(heard.read(), 10)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(frame("hello", HELLO.encode()) + frame("ping", b"7"))
