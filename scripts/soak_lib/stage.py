@@ -145,8 +145,7 @@ class Stage:
             cut = _truncate_newest(self.out / "checkpoints") if deed is Deed.TRUNCATE else ""
             return cut + self._hit_rank(strike, signal.SIGSTOP if deed is Deed.RANK_STOP else signal.SIGKILL)
         if deed is Deed.STANDBY_KILL:
-            pids = [event["pid"] for event in agent.tail.events if event["event"] == "standby_ready"]
-            return _hit(pids[-1 - strike.local_rank :][:1], agent, signal.SIGKILL)
+            return _hit(_standbys(agent)[strike.local_rank :], agent, signal.SIGKILL)
         if deed is Deed.GUARDIAN_KILL:
             return _hit(_guardians(agent), agent, signal.SIGKILL)
         if deed in (Deed.AGENT_KILL, Deed.NODE_LOSS):
@@ -171,8 +170,7 @@ class Stage:
 
     def _hit_rank(self, strike: Strike, signum: int) -> str:
         agent = self.current(strike.node)
-        started = [event["pids"] for event in agent.tail.events if event["event"] == "workers_started"]
-        return _hit(started[-1][strike.local_rank : strike.local_rank + 1] if started else [], agent, signum)
+        return _hit(_ranks(agent)[strike.local_rank : strike.local_rank + 1], agent, signum)
 
     def _lose(self, strike: Strike, agent: Agent) -> str:
         if not agent.alive:
@@ -261,6 +259,18 @@ def _hit(pids: list[int], agent: Agent, signum: int) -> str:
             finally:
                 os.close(pidfd)
     return "nobody there"
+
+
+def _ranks(agent: Agent) -> list[int]:
+    """Of the latest generation, by local rank."""
+    started = [event["pids"] for event in agent.tail.events if event["event"] == "workers_started"]
+    return list(started[-1]) if started else []
+
+
+def _standbys(agent: Agent) -> list[int]:
+    """Also those that still import. A rank that was one before shows the same command line."""
+    ranks = _ranks(agent)
+    return [pid for pid in _children(agent.pid) if b"--standby" in _command(pid) and pid not in ranks]
 
 
 def _guardians(agent: Agent) -> list[int]:
