@@ -54,6 +54,9 @@ class ControlServer:
         except (OSError, asyncio.TimeoutError):
             # The client is gone or does not read: its problem.
             pass
+        except asyncio.CancelledError:
+            # The agent ends. Nobody awaits this task, and asyncio prints a traceback for one that ends as cancelled.
+            pass
         finally:
             with contextlib.suppress(OSError):
                 writer.close()
