@@ -18,8 +18,9 @@ Status = Mapping[str, Any]
 
 def headline(status: Status) -> list[str]:
     """The job in a few lines: where it is, what it has, what happened last."""
+    generation = f"generation {status['generation']}" if status["generation"] >= 0 else "no generation yet"
     lines = [
-        f"job {shortened(str(status['job'] or '-'), 60)}   generation {status['generation']}   "
+        f"job {shortened(str(status['job'] or '-'), 60)}   {generation}   "
         f"{status['phase']} for {_format.duration(status['phase_s'])}   up {_format.duration(status['up_s'])}",
         f"{_nodes(status)}   {_ranks(status)}   {_standbys(status)}   {_restarts(status)}",
     ]

@@ -94,11 +94,14 @@ def _progress(status: Status, width: int) -> RenderableType | None:
     if progress is None:
         return None
     words = _headline.bar(status)
-    if progress["total"] is None or width < 2 * _BAR_WIDTH:
+    if progress["total"] is None:
+        return _text(words, "")
+    words = words.partition("] ")[2]
+    if width < _BAR_WIDTH + 1 + len(words):
         return _text(words, "")
     grid = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=_headline.fraction(progress), width=_BAR_WIDTH, complete_style="green")
-    grid.add_row(bar, _text(words.partition("] ")[2].strip(), ""))
+    grid.add_row(bar, _text(words, ""))
     return grid
 
 

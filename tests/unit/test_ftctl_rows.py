@@ -9,6 +9,7 @@ import pytest
 from ftlaunch.launcher.ftctl import _format, _headline, _layout, _ranks
 from ftlaunch.launcher.ftctl._ranks import Row, rows
 from ftlaunch.launcher.overview import describe_node, merge
+from ftlaunch.launcher.state import State
 from support import control_stand_in as stand_in
 
 
@@ -136,6 +137,11 @@ def test_headline_tells_what_matters() -> None:
     assert "restarts 2 (as long as there is progress, 3 without)" in text
     assert "last cause: rank 3 was killed by SIGKILL (generation 1); restart 2: it reached step 175" in text
     assert "slow: rank 11 takes 0.12 s for a step" in text
+
+
+def test_headline_before_the_first_generation() -> None:
+    made = merge([describe_node(State(2), stand_in.node_facts(2), stand_in.heard(0), 100.0)])
+    assert _headline.headline(made)[0].startswith("job train   no generation yet   joining for ")
 
 
 def test_headline_of_a_deaf_job() -> None:
