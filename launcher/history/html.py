@@ -44,15 +44,16 @@ dd { margin: 0; overflow-wrap: anywhere; }
   min-width: 110px; }
 .tile b { display: block; font-size: 22px; font-weight: 600; }
 .tile.good b { color: var(--good); }
-figure { margin: 14px 0; }
-figure svg { width: 100%; height: auto; display: block; font-family: system-ui, sans-serif; }
+figure { margin: 14px 0; overflow-x: auto; }
+figure svg { width: 100%; min-width: 760px; height: auto; display: block; font-family: system-ui, sans-serif; }
+figcaption { position: sticky; left: 0; }
 .scroll { overflow: auto; max-height: 75vh; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { position: sticky; top: 0; background: var(--panel); text-align: left; font-weight: 600; }
-th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-td.n, th.n { text-align: right; white-space: nowrap; }
-td.w { min-width: 260px; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; }
+td.w { min-width: 260px; white-space: normal; overflow-wrap: anywhere; }
 details { border-bottom: 1px solid var(--line); padding: 6px 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 summary b { color: var(--accent); }

@@ -66,6 +66,7 @@ _MAX_MARKS = 400
 _MOST_TICKS = 10
 _HOUR_S = 3600
 _TICKS_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, *(n * _HOUR_S for n in (1, 2, 3, 6, 12, 24, 48, 168)))
+_UNITS = ((24 * _HOUR_S, "d"), (_HOUR_S, "h"), (60, "min"), (1, "s"))
 
 
 def draw(job: Job) -> dict[str, str]:
@@ -232,9 +233,17 @@ def _by_cause(told: Account) -> dict[str, dict[Use, float]]:
 def _time_axis(axes: Any, span_s: float, label: str = "time since the start") -> None:
     axes.set_xlabel(label)
     tick_s = next((tick_s for tick_s in _TICKS_S if span_s / tick_s <= _MOST_TICKS), None)
+    unit_s, unit = 0, ""
     if tick_s is not None and span_s >= tick_s:
         axes.xaxis.set_major_locator(MultipleLocator(tick_s))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
+        unit_s, unit = next(found for found in _UNITS if tick_s % found[0] == 0)
+
+    def told(value: float, _: int) -> str:
+        if not value:
+            return "0"
+        return f"{value / unit_s:.0f} {unit}" if unit_s else seconds(value)
+
+    axes.xaxis.set_major_formatter(FuncFormatter(told))
 
 
 def _legend(figure: Figure, uses: list[Use]) -> None:

@@ -35,8 +35,10 @@ def _restarts(history: History) -> str:
     if len(ordered) == 1:
         told = ordered[0][0]
     else:
-        told = ", ".join(f"{count} {cause}" for cause, count in ordered[:_MOST_CAUSES])
-        rest = sum(count for _, count in ordered[_MOST_CAUSES:])
+        # One alone is named: "other" would be no shorter.
+        most = _MOST_CAUSES if len(ordered) > _MOST_CAUSES + 1 else len(ordered)
+        told = ", ".join(f"{count} {cause}" for cause, count in ordered[:most])
+        rest = sum(count for _, count in ordered[most:])
         told += f", {rest} other" if rest else ""
     return f"{counted(len(restarts), 'restart')} ({told})"
 

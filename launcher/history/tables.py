@@ -36,7 +36,7 @@ def facts(job: Job) -> list[tuple[str, str]]:
         ("nodes", counted(len(job.nodes), "record") + f" of {_nodes(job)}" if len(job.nodes) > 1 else _nodes(job)),
         ("ranks", str(_world_size(job))),
         ("hosts", clean(", ".join(hosts[:8])) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
-        ("started", history.started[:19].replace("T", " ")),
+        ("started", history.started[:19].replace("T", " ") + (" UTC" if history.started.endswith("+00:00") else "")),
         ("ended", ending(job)),
         ("records", clean(history.place)),
     ]

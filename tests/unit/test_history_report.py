@@ -58,6 +58,10 @@ def test_summary_of_a_job(tmp_path: Path) -> None:
         ([Fault(5, kind="exit"), Fault(5, kind="lease")], "2 restarts (1 exit code, 1 lost lease)"),
         ([Fault(5, kind="what")], "1 restart (other)"),
         (
+            [Fault(2, kind=kind) for kind in ("exit", "lease", "peer", "stall", "spawn")],
+            "5 restarts (1 another node, 1 exit code, 1 failed start, 1 lost lease, 1 stall)",
+        ),
+        (
             [Fault(2, kind=kind) for kind in ("exit", "lease", "peer", "request", "stall", "spawn")],
             "6 restarts (1 another node, 1 exit code, 1 failed start, 1 lost lease, 2 other)",
         ),
@@ -248,6 +252,7 @@ def test_pictures_take_the_colours_of_the_page(tmp_path: Path, draw: Draw) -> No
     assert set(pictures) == {"timeline", "steps", "recoveries", "causes"}
     page = render_html(job_of(tmp_path / "run", SIGKILL, RAISED), pictures)
     check(page)
+    assert ">5 s<" in pictures["timeline"] and ">0<" in pictures["timeline"]
     for picture in pictures.values():
         assert "var(--ink)" in picture and "#0a0b0c" not in picture
 
