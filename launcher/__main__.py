@@ -27,6 +27,7 @@ def main() -> None:
     except FtlaunchError as error:
         complaint = f"ftlaunch: {error}\n"
         code = int(error.exit_code)
+        _leave_reason(complaint)
     except (OSError, MemoryError) as error:
         # What the whole process runs short of can be refused anywhere; ranks have ended with what held them.
         if isinstance(error, OSError) and error.errno not in _SHORTAGES:
@@ -53,6 +54,15 @@ def _run(early: EarlySignals) -> int:
     from ftlaunch.launcher.job import run_job
 
     return run_job(parsed, early)
+
+
+def _leave_reason(complaint: str) -> None:
+    """Where Kubernetes looks: without settings no other place is known."""
+    # A process that may open no file can import nothing.
+    with contextlib.suppress(ImportError, OSError):
+        from ftlaunch.launcher.health.termination_log import choose_path, write_termination_log
+
+        write_termination_log(choose_path(None), complaint)
 
 
 def _say_last(complaint: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from support.jobs import Launcher
@@ -100,6 +102,19 @@ def test_termination_log_tells_why_any_job_failed(ftlaunch: Launcher, tmp_path: 
     job = ftlaunch("--max-restarts=0", "--termination-log", log, write(tmp_path, "raise ValueError('no data')"))
     assert job.wait() == 1
     assert "ValueError: no data" in log.read_text()
+
+
+def test_termination_log_tells_of_a_wrong_command_line_where_kubernetes_looks(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    elsewhere = (
+        f"from ftlaunch.launcher.health import termination_log as at; at.choose_path.__defaults__ = ({str(log)!r},)"
+    )
+    main = "from ftlaunch.launcher.__main__ import main; main()"
+    argv = [sys.executable, "-c", f"{elsewhere}\n{main}", "--no-such-option", "train.py"]
+    assert subprocess.run(argv, capture_output=True, timeout=30).returncode == 2 and not log.exists()
+    log.touch()
+    done = subprocess.run(argv, capture_output=True, timeout=30)
+    assert done.returncode == 2 and log.read_bytes() == done.stderr and b"--no-such-option" in done.stderr
 
 
 def test_termination_log_that_cannot_be_written_costs_one_line(ftlaunch: Launcher, tmp_path: Path) -> None:
