@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from etcd_server import etcd, find_binary
 
 from cases.training import HEAD, need_pid_namespace
 from ftlaunch.launcher import cli
@@ -20,10 +22,27 @@ from support.manifests import EXAMPLES, SCRIPT, Trainer, trainers
 from support.waiting import wait_until
 
 BATCH = EXAMPLES / "slurm" / "train.sbatch"
-# What makes several nodes and many GPUs of it; the rest of a command line is used as it stands.
-ELSEWHERE = ("--rdzv-", "--nnodes=", "--nproc-per-node=", "--local-addr=")
 SHUTDOWN_S = 1
-SAVES = "signal.signal(15, lambda *_: (say('saved'), sys.exit(0)))\nsay('ready')\nwhile True: signal.pause()"
+KUBEFLOW_HERE = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"}
+# An orphan that has to be reaped by PID 1: the rank is ready only when nothing is left of it.
+ORPHAN = """
+def left():
+    found = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try: found += open(f"/proc/{pid}/comm").read().strip() == "sleep"
+        except OSError: pass
+    return found
+subprocess.run(["sh", "-c", "(setsid sleep 0.1 &) ; exit 0"])
+while left(): time.sleep(0.01)
+"""
+SAVES = ORPHAN + "signal.signal(15, lambda *_: (say('saved'), sys.exit(0)))\nsay('ready')\nwhile True: signal.pause()"
+LOOKS = """
+from ftlaunch import heartbeat as hb
+hb.beat(1)
+say("ready")
+while not hb.should_save(): time.sleep(0.01)
+say("saved")
+"""
 IGNORES = "signal.signal(15, signal.SIG_IGN)\nsay('ready')\nwhile True: time.sleep(1)"
 FAILS = "raise ValueError('no such data set')"
 HOPELESS = """
@@ -35,32 +54,53 @@ signal.pause()
 each_trainer = pytest.mark.parametrize("trainer", trainers(), ids=lambda trainer: trainer.name)
 
 
-def here(trainer: Trainer, folder: Path, body: str) -> list[str]:
-    """The container's command line on one node of two ranks, volumes below ``folder``, ports of any number."""
-    script = folder / SCRIPT
-    script.write_text(HEAD + body)
+@pytest.fixture(scope="module")
+def meeting_point() -> Iterator[str]:
+    """In the place of the cluster's etcd."""
+    if find_binary() is None:
+        pytest.skip("needs etcd")
+    with etcd() as cluster:
+        yield f"http://{cluster.endpoints}"
+
+
+def here(trainer: Trainer, folder: Path, endpoint: str, *more: str) -> list[str]:
+    """The container's command line on one node of two ranks: what the cluster would provide is of this machine.
+
+    ``more`` options come last, where they win.
+    """
+    changed = {
+        "--nnodes": "1",
+        "--nproc-per-node": "2",
+        "--local-addr": "127.0.0.1",
+        "--rdzv-endpoint": endpoint,
+        # As every Job has a UID of its own.
+        "--rdzv-id": str(folder),
+        "--health-port": "0",
+        "--metrics-port": "0",
+    }
     words = []
     for word in trainer.argv[1:]:
-        if word.startswith(ELSEWHERE):
-            continue
         name, _, value = word.partition("=")
-        if name == "--shutdown-timeout":
-            word = f"{name}={SHUTDOWN_S}"
-        elif name.endswith("-port"):
-            word = f"{name}=0"
+        if name == "--rdzv-conf":
+            # This etcd has no certificates; tests/process/test_examples_etcd.py has one that has.
+            value = ",".join(pair for pair in value.split(",") if "/" not in pair)
         elif value.startswith("/"):
-            word = f"{name}={folder}{value}"
-        words.append(str(script) if word == SCRIPT else word)
+            value = f"{folder}{value}"
+        if name == SCRIPT:
+            words += [*more, str(folder / SCRIPT)]
+        else:
+            words.append(f"{name}={changed.get(name, value)}")
     (folder / "checkpoints").mkdir()
-    log = f"--termination-log={folder / 'reason'}"
-    return [sys.executable, "-m", "ftlaunch.launcher", "--nproc-per-node=2", log, *words]
+    return [sys.executable, "-m", "ftlaunch.launcher", f"--termination-log={folder / 'reason'}", *words]
 
 
-def as_pid_1(trainer: Trainer, folder: Path, body: str) -> subprocess.Popen[bytes]:
+def as_pid_1(trainer: Trainer, folder: Path, endpoint: str, body: str, *more: str) -> subprocess.Popen[bytes]:
+    (folder / SCRIPT).write_text(HEAD + body)
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PET_", "FTLAUNCH_"))}
+    given = {**trainer.environ, **{name: text for name, text in KUBEFLOW_HERE.items() if name in trainer.environ}}
     return subprocess.Popen(
-        [*need_pid_namespace(), *here(trainer, folder, body)],
-        env={**environ, "JOB_COMPLETION_INDEX": "1", "TMPDIR": str(folder)},
+        [*need_pid_namespace(), *here(trainer, folder, endpoint, *more)],
+        env={**environ, **given, "TMPDIR": str(folder)},
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -82,28 +122,67 @@ def terminate_when_ready(outer: subprocess.Popen[bytes], timeout_s: float) -> tu
     return outer.returncode, out.decode()
 
 
+def ends_the_job(trainer: Trainer, code: int) -> bool:
+    """Whether the manifest's policy fails the whole Job for a pod that ended with ``code``."""
+    rules = [rule for rule in trainer.job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    return any(rule["action"] == "FailJob" and code in rule["onExitCodes"]["values"] for rule in rules)
+
+
 @each_trainer
-def test_a_pod_that_is_told_to_go_saves_and_is_not_completed(trainer: Trainer, tmp_path: Path) -> None:
-    with as_pid_1(trainer, tmp_path, SAVES) as outer:
+@pytest.mark.parametrize("body", [SAVES, LOOKS], ids=["SIGTERM", "should_save"])
+def test_a_pod_that_is_told_to_go_saves_and_is_not_completed(
+    trainer: Trainer, tmp_path: Path, meeting_point: str, body: str
+) -> None:
+    """With the manifest's own times."""
+    with as_pid_1(trainer, tmp_path, meeting_point, body) as outer:
         code, out = terminate_when_ready(outer, trainer.pod["terminationGracePeriodSeconds"])
     assert (code, out.count("saved")) == (ExitCode.TERMINATED, 2)
+    assert not ends_the_job(trainer, code)
 
 
 @each_trainer
-def test_ranks_that_do_not_listen_are_gone_within_the_grace(trainer: Trainer, tmp_path: Path) -> None:
+def test_ranks_that_do_not_listen_are_gone_within_the_grace(
+    trainer: Trainer, tmp_path: Path, meeting_point: str
+) -> None:
     """With the manifest's own difference between the two times."""
     told_s = int(next(word for word in trainer.argv if word.startswith("--shutdown-timeout=")).partition("=")[2])
     margin_s = trainer.pod["terminationGracePeriodSeconds"] - told_s
-    with as_pid_1(trainer, tmp_path, IGNORES) as outer:
+    with as_pid_1(trainer, tmp_path, meeting_point, IGNORES, f"--shutdown-timeout={SHUTDOWN_S}") as outer:
         assert terminate_when_ready(outer, SHUTDOWN_S + margin_s)[0] == ExitCode.TERMINATED
 
 
-@pytest.mark.parametrize(("body", "code", "reason"), [(FAILS, 1, "no such data set"), (HOPELESS, 76, "nothing will")])
-def test_code_and_termination_message_tell_why_a_pod_ended(tmp_path: Path, body: str, code: int, reason: str) -> None:
-    with as_pid_1(trainers()[0], tmp_path, body) as outer:
-        outer.communicate(timeout=60)
-    assert outer.returncode == code
+@each_trainer
+@pytest.mark.parametrize(
+    ("body", "more", "code", "reason"),
+    [
+        (FAILS, (), 1, "no such data set"),
+        (HOPELESS, (), 76, "nothing will"),
+        ("", ("--rdzv-endpoint=127.0.0.1:9", "--rdzv-conf=connect_timeout=1"), 69, "127.0.0.1:9"),
+    ],
+    ids=["1", "76", "69"],
+)
+def test_code_and_termination_message_tell_why_a_pod_ended(
+    trainer: Trainer,
+    tmp_path: Path,
+    meeting_point: str,
+    body: str,
+    more: tuple[str, ...],
+    code: int,
+    reason: str,
+) -> None:
+    with as_pid_1(trainer, tmp_path, meeting_point, body, *more) as outer:
+        _, err = outer.communicate(timeout=60)
+    assert outer.returncode == code, err.decode()
+    assert ends_the_job(trainer, code) is (code in (ExitCode.USAGE, ExitCode.NO_PROGRESS))
     assert reason in (tmp_path / "reason").read_text()
+
+
+@each_trainer
+def test_a_wrong_command_line_ends_the_whole_job(trainer: Trainer, tmp_path: Path, meeting_point: str) -> None:
+    with as_pid_1(trainer, tmp_path, meeting_point, "", "--no-such-option") as outer:
+        _, err = outer.communicate(timeout=60)
+    assert (outer.returncode, ends_the_job(trainer, outer.returncode)) == (ExitCode.USAGE, True)
+    assert b"--no-such-option" in err
 
 
 # -- Slurm ----------------------------------------------------------------------------------------------------------
