@@ -50,7 +50,8 @@ figcaption { position: sticky; left: 0; }
 .scroll { overflow: auto; max-height: 75vh; border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th { position: sticky; top: 0; background: var(--panel); text-align: left; font-weight: 600; }
-th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
+th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
 td.n, th.n { text-align: right; }
 td.w { min-width: 260px; white-space: normal; overflow-wrap: anywhere; }

@@ -104,6 +104,12 @@ class Terminal:
         os.close(self._fd)
 
 
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
     opened: list[Terminal] = []
@@ -130,6 +136,18 @@ def test_it_is_redrawn_in_place_without_ever_erasing(
         assert [line.split()[0] for line in screen if " running" in line][1:] == [str(rank) for rank in range(64)]
     else:
         assert f"-{ranks - 1} ({ranks - 3})" in text and "25 s / 30 s" in text
+
+
+def test_watching_64_ranks_takes_less_than_2_percent_of_a_cpu(tmp_path: Path, terminals: list[Terminal]) -> None:
+    """With a picture each second, as by default; here they come faster."""
+    with stand_in(tmp_path, 64):
+        terminal = Terminal(tmp_path, "status", "--watch", "--interval", "0.1", size=(90, 150))
+        terminals.append(terminal)
+        first = wait_until(lambda: found if (found := len(terminal.frames())) > 2 else None)
+        before_s = cpu_seconds(terminal.process.pid)
+        last = wait_until(lambda: found if (found := len(terminal.frames())) > first + 30 else None)
+        spent_s = cpu_seconds(terminal.process.pid) - before_s
+    assert spent_s / (last - first) < 0.02
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
