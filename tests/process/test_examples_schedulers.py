@@ -24,16 +24,10 @@ from support.waiting import wait_until
 BATCH = EXAMPLES / "slurm" / "train.sbatch"
 SHUTDOWN_S = 1
 KUBEFLOW_HERE = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "0"}
-# An orphan that has to be reaped by PID 1: the rank is ready only when nothing is left of it.
+# An orphan that PID 1 has to reap: the rank is ready only when nothing is left of it.
 ORPHAN = """
-def left():
-    found = 0
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try: found += open(f"/proc/{pid}/comm").read().strip() == "sleep"
-        except OSError: pass
-    return found
-subprocess.run(["sh", "-c", "(setsid sleep 0.1 &) ; exit 0"])
-while left(): time.sleep(0.01)
+left = subprocess.run(["sh", "-c", "setsid sleep 0.1 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
+while os.path.exists(f"/proc/{int(left.stdout)}"): time.sleep(0.01)
 """
 SAVES = ORPHAN + "signal.signal(15, lambda *_: (say('saved'), sys.exit(0)))\nsay('ready')\nwhile True: signal.pause()"
 LOOKS = """
