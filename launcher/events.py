@@ -170,11 +170,12 @@ class RestartRequested:
 
 @dataclass(frozen=True)
 class StopRequested:
-    """``ftctl stop`` or the script's ``request_stop``."""
+    """``ftctl stop`` or the script's ``request_stop``. ``everywhere``: on all nodes, spares go as well."""
 
     generation: int
     reason: str
     local_rank: int | None = None
+    everywhere: bool = False
 
 
 @dataclass(frozen=True)

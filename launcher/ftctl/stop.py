@@ -10,11 +10,16 @@ from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
 @click.command()
 @run_option
 @click.option("--reason", default="", metavar="TEXT", help="Why; goes into the records.")
-def command(wanted: str | None, reason: str) -> None:
-    """End the job as SIGTERM to ftlaunch would: ranks get SIGTERM and the time of --shutdown-timeout to save.
+@click.option("--this-node", is_flag=True, help="Only this node's part, as SIGTERM to its ftlaunch would.")
+def command(wanted: str | None, reason: str, this_node: bool) -> None:
+    """End the job: ranks on all nodes get SIGTERM and the time of --shutdown-timeout to save.
 
-    It ends with code 143, or with 0 when all ranks do. Returns at once.
+    It ends with code 143; on one node with 0 when all ranks do. Returns at once, with several nodes when all have
+    heard of it, after 2 seconds at most.
     """
     live = find_live(wanted, alone=True)
-    ask(live, "stop", reason=reason)
-    click.echo(f"run {live.path.name}: stopping")
+    told = ask(live, "stop", reason=reason, this_node=this_node)
+    nodes, silent = told.get("nodes", 1), told.get("silent", 0)
+    where = f" on {nodes} nodes" if nodes > 1 else ""
+    later = f"; {silent} more did not answer, and will when these have left" if silent else ""
+    click.echo(f"run {live.path.name}: stopping{where}{later}")

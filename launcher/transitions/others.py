@@ -81,7 +81,9 @@ def _lease_lost_while_stopping(state: State, event: rdzv.LeaseLost, now: float, 
 
 @on(rdzv.Closed, Phase.JOINING, *ALIVE, *CLEARING)
 def _closed(state: State, event: rdzv.Closed, now: float, judge: Judge) -> Decision:
-    return end(state, Ending(Outcome.LEFT, event.exit_code, event.reason), Manner.NOW)
+    # Who stops a job in order lets its ranks save, on every node.
+    manner = Manner.POLITE if event.exit_code == ExitCode.TERMINATED else Manner.NOW
+    return end(state, Ending(Outcome.LEFT, event.exit_code, event.reason), manner)
 
 
 @on(rdzv.Closed, Phase.LEAVING, Phase.DONE)
@@ -113,8 +115,9 @@ def _restart_requested(state: State, event: ev.RestartRequested, now: float, jud
 def _stop_requested(state: State, event: ev.StopRequested, now: float, judge: Judge) -> Decision:
     by_script = event.local_rank is not None
     code = ExitCode.NO_PROGRESS if by_script else ExitCode.TERMINATED
-    outcome = Outcome.FAILED if by_script else Outcome.LEFT
-    return end(state, Ending(outcome, code, event.reason, None if by_script else 0), Manner.POLITE)
+    closes = by_script or event.everywhere
+    ending = Ending(Outcome.FAILED if closes else Outcome.LEFT, code, event.reason, None if closes else 0)
+    return end(state, ending, Manner.POLITE)
 
 
 @on(ev.StopRequested, Phase.LEAVING, Phase.DONE)

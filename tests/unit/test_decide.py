@@ -277,6 +277,19 @@ def test_closed_job_ends_with_the_code_it_was_closed_with() -> None:
     assert the(do.Leave, decision).exit_code == 76
 
 
+def test_job_that_was_stopped_elsewhere_lets_the_ranks_here_save() -> None:
+    decision = tell(running(), rdzv.Closed(143, "stopped with ftctl"), ev.WorkersGone(0))
+    assert the(do.StopWorkers, decision).manner is Manner.POLITE
+    assert the(do.Leave, decision).exit_code == 143
+
+
+@pytest.mark.parametrize(("everywhere", "outcome"), [(True, Outcome.FAILED), (False, Outcome.LEFT)])
+def test_stop_closes_the_job_only_where_all_nodes_are_meant(everywhere: bool, outcome: Outcome) -> None:
+    decision = tell(running(), ev.StopRequested(0, "enough", everywhere=everywhere), ev.WorkersGone(0))
+    leave = the(do.Leave, decision)
+    assert (leave.outcome, leave.exit_code) == (outcome, 143)
+
+
 def test_excluded_node_stops_its_ranks_as_after_a_failure_and_leaves_the_job_open() -> None:
     decision = tell(running(), rdzv.Excluded("left out: hot"), ev.WorkersGone(0))
     assert the(do.StopWorkers, decision).manner is Manner.FAILED

@@ -1,9 +1,10 @@
-"""``ftctl exclude`` on jobs of several nodes: each agent under a host name of its own, on both ways to meet."""
+"""``ftctl exclude`` and ``stop`` on jobs of several nodes: each agent under its own host name, on both ways to meet."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import uuid
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
 import os, signal, sys
+def save(*_):
+    print("saved", flush=True)
+    os._exit(7)
+signal.signal(signal.SIGTERM, save)
 print("up", "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "generation", os.environ["FTLAUNCH_GENERATION"],
       flush=True)
 if os.path.exists(sys.argv[1]): sys.exit(0)
@@ -227,3 +232,35 @@ def test_the_rendezvous_remembers_when_agents_have_gone(nodes: Nodes) -> None:
     refused = nodes("node-b", **options)
     assert refused.wait(30) == 75
     assert "this node is left out" in refused.err
+
+
+def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Nodes) -> None:
+    a, b = pair(nodes)
+    spare = nodes("node-c")
+    wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
+    ctl = nodes.ctl(b)
+    assert "stopping on 2 nodes" in ctl("stop", "--run", ctl.run, "--reason", "the queue closes")
+    assert (a.wait(30), b.wait(30), spare.wait(30)) == (143, 143, 143)
+    assert "saved" in a.out and "saved" in b.out and "up" not in spare.out
+    assert "stopped with ftctl: the queue closes" in b.err and "stopped with ftctl on another node" in a.err
+
+
+def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Nodes) -> None:
+    a, b = pair(nodes, nnodes="1:2", conf="last_call_timeout=1")
+    ctl = nodes.ctl(b)
+    assert "stopping\n" in ctl("stop", "--this-node", "--run", ctl.run)
+    assert b.wait(30) == 143 and "saved" in b.out
+    up(a, 1, 1)
+
+
+def test_stop_reaches_also_a_node_that_could_not_be_asked(nodes: Nodes) -> None:
+    a, b = pair(nodes)
+    ctl = nodes.ctl(a)
+    b.signal(signal.SIGSTOP)
+    try:
+        assert "1 more did not answer" in ctl("stop", "--run", ctl.run)
+    finally:
+        # Before its lease is over, or it would have to stop its ranks at once.
+        b.signal(signal.SIGCONT)
+    assert (a.wait(30), b.wait(30)) == (143, 143)
+    assert "saved" in b.out, b.err
