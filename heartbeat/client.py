@@ -202,22 +202,20 @@ class Client:
 
     # -- sections -----------------------------------------------------------------------------------------------
 
-    def open_section(self, name: str) -> None:
-        """Push a section and tell the agent."""
-        if self._mine() and self._thread == get_ident() and len(self.sections) < _MAX_SECTIONS:
+    def open_section(self, name: str) -> bool:
+        """Push a section and tell the agent; False for who may not speak."""
+        may = self._mine() and self._thread == get_ident() and len(self.sections) < _MAX_SECTIONS
+        if may:
             self.sections.append(str(name)[:_MAX_NAME])
             self._tell_sections()
+        return may
 
     def close_section(self, name: str) -> None:
         """Take the innermost section of this name away and tell the agent."""
-        if self._pid != getpid() or self._thread != get_ident():
-            return
         name = str(name)[:_MAX_NAME]
-        for index in range(len(self.sections) - 1, -1, -1):
-            if self.sections[index] == name:
-                del self.sections[index]
-                self._tell_sections()
-                return
+        if self._pid == getpid() and self._thread == get_ident() and name in self.sections:
+            del self.sections[len(self.sections) - 1 - self.sections[::-1].index(name)]
+            self._tell_sections()
 
     def _tell_sections(self) -> None:
         self._serial = (self._serial + 1) & 0xFFFFFFFF
@@ -333,9 +331,7 @@ def _closed(data: bytes) -> int:
 
 
 def _number(text: str | None) -> int | None:
-    if text is None or not text.isdigit():
-        return None
-    number = int(text)
+    number = int(text) if text is not None and text.isdigit() else 1 << 32
     return number if number < 1 << 32 else None
 
 

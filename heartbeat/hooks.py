@@ -25,7 +25,12 @@ WATCHED = (
     "torch.distributed.distributed_c10d",
     "torch.distributed.checkpoint.state_dict_saver",
     "torch.distributed.checkpoint.state_dict_loader",
+    "torch.distributed.checkpoint.state_dict",
     "safetensors.torch",
+    "transformers.trainer",
+    "accelerate.accelerator",
+    "lightning.pytorch.trainer.trainer",
+    "pytorch_lightning.trainer.trainer",
 )
 
 
@@ -36,9 +41,9 @@ def install() -> None:
 
 
 def _fire(name: str, module: ModuleType) -> None:
-    from ftlaunch.heartbeat import hooks_torch
+    from ftlaunch.heartbeat import hooks_frameworks, hooks_torch
 
-    hooks_torch.HOOKS[name](module)
+    {**hooks_torch.HOOKS, **hooks_frameworks.HOOKS}[name](module)
 
 
 class PostImport:

@@ -12,10 +12,21 @@ from ftlaunch.heartbeat.client import CHECKPOINT, CLIENT
 from ftlaunch.heartbeat.harmless import Harmless
 from ftlaunch.heartbeat.storewait import until_listening
 
+CHECKPOINT_SECTION = "checkpoint"
 _MAX_PATH = 4096
 _Function = Callable[..., Any]
 _torch: Any = None
-_tick: Callable[[], None] = CLIENT.tick
+_uploads: set[str] = set()
+"""Where asynchronous saves are under way. One that runs in a thread calls the hooked ``save`` there."""
+
+
+def _count() -> None:
+    # torch makes an empty step to have the tensors that an optimizer's state is loaded into: no sign of training.
+    if CHECKPOINT_SECTION not in CLIENT.sections:
+        CLIENT.tick()
+
+
+_tick: Callable[[], None] = _count
 
 
 def hook_optimizer(module: ModuleType) -> None:
@@ -52,37 +63,45 @@ def _after_step(optimizer: object, args: object, kwargs: object) -> None:
 def hook_compiler(module: ModuleType) -> None:
     """Keep ``torch.compile`` out of our code: it would trace the client, and warn about the system calls."""
     global _tick
-    _tick = module.disable(CLIENT.tick)
+    _tick = module.disable(_count)
 
 
 def hook_serialization(module: ModuleType) -> None:
     """``torch.save`` and ``torch.load``; ``torch`` itself imports them from here afterwards."""
-    module.save = _in_section(module.save, "checkpoint", _saved_by_torch)  # type: ignore[attr-defined]
-    module.load = _in_section(module.load, "checkpoint")  # type: ignore[attr-defined]
+    module.save = in_section(module.save, CHECKPOINT_SECTION, _saved_by_torch)  # type: ignore[attr-defined]
+    module.load = in_section(module.load, CHECKPOINT_SECTION)  # type: ignore[attr-defined]
 
 
 def hook_process_group(module: ModuleType) -> None:
     """``init_process_group``."""
     joining = _once_there_is_a_store(module.init_process_group)
-    module.init_process_group = _in_section(joining, "init")  # type: ignore[attr-defined]
+    module.init_process_group = in_section(joining, "init")  # type: ignore[attr-defined]
 
 
 def hook_distributed_save(module: ModuleType) -> None:
     """``torch.distributed.checkpoint.save`` and ``async_save``."""
-    module.save = _in_section(module.save, "checkpoint", _saved_distributed)  # type: ignore[attr-defined]
-    module.async_save = _in_section(module.async_save, "checkpoint", _saving_distributed)  # type: ignore[attr-defined]
+    module.save = in_section(module.save, CHECKPOINT_SECTION, _saved_distributed)  # type: ignore[attr-defined]
+    module.async_save = _uploading_since(module.async_save)  # type: ignore[attr-defined]
 
 
 def hook_distributed_load(module: ModuleType) -> None:
     """``torch.distributed.checkpoint.load``."""
-    module.load = _in_section(module.load, "checkpoint")  # type: ignore[attr-defined]
+    module.load = in_section(module.load, CHECKPOINT_SECTION)  # type: ignore[attr-defined]
+
+
+def hook_state_dict(module: ModuleType) -> None:
+    """What is gathered to be saved, and scattered after a load, by ``torch.distributed.checkpoint.state_dict``."""
+    for kind in ("state_dict", "model_state_dict", "optimizer_state_dict"):
+        for name in (f"get_{kind}", f"set_{kind}"):
+            if hasattr(module, name):
+                setattr(module, name, in_section(getattr(module, name), CHECKPOINT_SECTION))
 
 
 def hook_safetensors(module: ModuleType) -> None:
     """Weights written and read by Hugging Face libraries: a section, but not a checkpoint by themselves."""
     for name in ("save_file", "load_file", "save_model", "load_model"):
         if hasattr(module, name):
-            setattr(module, name, _in_section(getattr(module, name), "checkpoint"))
+            setattr(module, name, in_section(getattr(module, name), CHECKPOINT_SECTION))
 
 
 HOOKS: dict[str, Callable[[ModuleType], None]] = {
@@ -92,6 +111,7 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "torch.distributed.distributed_c10d": hook_process_group,
     "torch.distributed.checkpoint.state_dict_saver": hook_distributed_save,
     "torch.distributed.checkpoint.state_dict_loader": hook_distributed_load,
+    "torch.distributed.checkpoint.state_dict": hook_state_dict,
     "safetensors.torch": hook_safetensors,
 }
 
@@ -111,13 +131,13 @@ def _once_there_is_a_store(function: _Function) -> _Function:
     return wrapper
 
 
-def _in_section(function: _Function, name: str, saved: _Function | None = None) -> _Function:
+def in_section(function: _Function, name: str, saved: _Function | None = None) -> _Function:
     """Wrap so that each call is a section; ``saved(arguments, keywords, result)`` is called after a success."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        nested = name in CLIENT.sections
-        CLIENT.open_section(name)
+        known = name in CLIENT.sections
+        nested = CLIENT.open_section(name) and known  # what another thread has open does not count
         try:
             result = function(*args, **kwargs)
         finally:
@@ -133,17 +153,39 @@ def _in_section(function: _Function, name: str, saved: _Function | None = None) 
 def _saved_by_torch(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
     target = kwargs.get("f", args[1] if len(args) > 1 else None)
     if isinstance(target, (str, os.PathLike)):
-        _tell("torch.save", os.fspath(target), CLIENT.step)
+        tell_checkpoint("torch.save", os.fspath(target), CLIENT.step)
 
 
 def _saved_distributed(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-    _tell("dcp", _distributed_path(kwargs), CLIENT.step)
+    path = _distributed_path(kwargs)
+    if path not in _uploads:
+        tell_checkpoint("dcp", path, CLIENT.step)
 
 
-def _saving_distributed(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    path, step = _distributed_path(kwargs), CLIENT.step
-    future = getattr(result, "upload_completion", result)
-    future.add_done_callback(lambda done: None if _failed(done) else _tell("dcp", path, step))
+def _uploading_since(async_save: _Function) -> _Function:
+    """Wrap so that the call is a section, and that the end of what it began is told once, with the step of the call."""
+
+    @functools.wraps(async_save)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        path, step = _distributed_path(kwargs), CLIENT.step
+        _uploads.add(path)
+        try:
+            result = in_section(async_save, CHECKPOINT_SECTION)(*args, **kwargs)
+        except BaseException:
+            _uploads.discard(path)
+            raise
+        with Harmless():
+            future: Any = getattr(result, "upload_completion", result)
+            future.add_done_callback(lambda done: _uploaded(done, path, step))
+        return result
+
+    return wrapper
+
+
+def _uploaded(done: Any, path: str, step: int | None) -> None:
+    _uploads.discard(path)
+    if not _failed(done):
+        tell_checkpoint("dcp", path, step)
 
 
 def _failed(done: Any) -> bool:
@@ -157,5 +199,6 @@ def _distributed_path(kwargs: dict[str, Any]) -> str:
     return os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
 
 
-def _tell(source: str, path: str | bytes, step: int | None) -> None:
+def tell_checkpoint(source: str, path: str | bytes, step: int | None) -> None:
+    """Say that a checkpoint is whole; ``step`` is the script's or framework's own number where it is known."""
     CLIENT.tell(CHECKPOINT, {"source": source, "path": os.fsdecode(path)[:_MAX_PATH], "step": step})

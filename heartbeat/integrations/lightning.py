@@ -9,7 +9,7 @@ from ftlaunch import heartbeat
 try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
-    from pytorch_lightning.callbacks import Callback  # type: ignore[import-not-found]
+    from pytorch_lightning.callbacks import Callback
 
 
 class HeartbeatCallback(Callback):  # type: ignore[misc]

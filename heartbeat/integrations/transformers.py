@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from transformers import TrainerCallback
@@ -34,10 +33,6 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
     def on_predict(self, args: Any, state: Any, control: Any, *metrics: Any, **kwargs: Any) -> None:
         """After a prediction."""
         self._leave()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After a checkpoint was written."""
-        heartbeat.checkpoint_saved(state.global_step, os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
 
     def _leave(self) -> None:
         if self._eval is not None:

@@ -18,10 +18,12 @@ pytest.importorskip("torch")
 TRAIN = """
 import inspect, json, os, sys, warnings
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.Adam(model.parameters())
+get_state_dict(model, optimizer)  # makes an empty step to have a state to load into, which is none of training
 for step in range(3):
     optimizer.zero_grad()
     model(torch.ones(4)).sum().backward()
@@ -64,8 +66,10 @@ def check(messages: list[Message], done: ranks.Finished, folder: Path) -> dict[s
     assert done.err.endswith("ValueError: at the end\n")
     ticks = [each.step for each in messages if each.kind is Kind.TICK]
     assert ticks[:3] == [1, 2, 3]
-    assert sections(messages)[:2] == ["init", ""]
-    assert set(sections(messages)[2:]) <= {"checkpoint", "checkpoint/checkpoint", ""}
+    assert sections(messages)[:4] == ["init", "", "checkpoint", ""]
+    first_tick = next(number for number, each in enumerate(messages) if each.kind is Kind.TICK)
+    assert len([each for each in messages[:first_tick] if each.kind is Kind.SECTION]) == 4
+    assert set(sections(messages)[4:]) <= {"checkpoint", "checkpoint/checkpoint", ""}
     saved = [each.payload for each in messages if each.kind is Kind.CHECKPOINT]
     assert [(each["source"], each["path"]) for each in saved] == [
         ("torch.save", "model.pt"),
