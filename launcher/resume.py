@@ -15,7 +15,7 @@ from typing import Any
 
 from ftlaunch.launcher.checkpoints import child
 from ftlaunch.launcher.checkpoints.choose import choose
-from ftlaunch.launcher.checkpoints.model import Choice, View
+from ftlaunch.launcher.checkpoints.model import Choice, Skipped, View
 from ftlaunch.launcher.config import CheckpointConfig
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.exit_codes import ExitCode
@@ -37,14 +37,15 @@ class Resume:
         self._environment = environment
         self._tell = tell
         self._helpers = helpers
-        self._known: set[str] = set()
+        self._known: set[Skipped] = set()
 
     async def offers(self, history: Sequence[GenerationRecord]) -> Mapping[str, Any]:
         """What this node sees now. Takes as long as the look, at most ``scan_timeout_s`` and a few seconds."""
         view = await self._look()
         for skipped in view.skipped:
-            if skipped.path not in self._known:
-                self._known.add(skipped.path)
+            # The same one may be saved again, and be damaged in another way.
+            if skipped not in self._known:
+                self._known.add(skipped)
                 self._tell("checkpoint_skipped", reason=f"skipped {skipped.path}: {skipped.reason}", say=True)
         return {"checkpoints": view.as_offer(), "poisoned": sorted(poisoned_paths(history))}
 

@@ -39,15 +39,22 @@ def verify(entry: Entry) -> Facts:
 def verify_tree(path: str, step: int | None) -> frozenset[str]:
     """Check every file of weights below ``path``; gives their names, comparable between steps."""
     parts: set[str] = set()
+    temporary: list[int] = []
+    written: list[int] = []
     with explained(path):
         for name in _walk(path, MAX_DEPTH):
+            full = os.path.join(path, name)
             if is_temporary(os.path.basename(name)):
-                raise Incomplete("holds a temporary file: the save did not finish")
-            if name.endswith(WEIGHTS):
-                safetensors.verify_weights(os.path.join(path, name))
+                temporary.append(os.lstat(full).st_mtime_ns)
+            elif name.endswith(WEIGHTS):
+                safetensors.verify_weights(full)
+                written.append(os.stat(full).st_mtime_ns)
                 parts.add(part_of(name, step))
             elif name.endswith(INDEX_SUFFIX):
-                safetensors.verify_index(os.path.join(path, name))
+                safetensors.verify_index(full)
+    # One that is older than all the rest was left by an interrupted save, and another one has gone over it since.
+    if temporary and max(temporary) >= min(written, default=0):
+        raise Incomplete("holds a temporary file: the save did not finish")
     if not parts:
         raise Incomplete("holds no file of torch.save or safetensors")
     return frozenset(parts)

@@ -28,8 +28,10 @@ _LETTER_AFTER = re.compile(r"^[A-Za-z]")
 _VALUE = re.compile(r"(?<![0-9])(?<!rank)(?<!rank[_=-])(?<!shard[_=-])(?<!part[_=-])[0-9]+(?:\.[0-9]+)?")
 
 _UNDONE = r"(?:tmp|temp|temporary|partial|incomplete|inprogress|in[_-]progress|writing|staging|unfinished)"
+# The six letters are those of safetensors, which writes beside the file and renames.
 _TEMPORARY = re.compile(
-    rf"^\.?{_UNDONE}(?:[._\-0-9]|$)|[._\-]tmp[._\-]|[._\-]{_UNDONE}\d*(?:\.[a-z]+)?$|\.part$|~$", re.I
+    rf"^\.?{_UNDONE}(?:[._\-0-9]|$)|^\.tmp[a-z0-9]{{6}}$|[._\-]tmp[._\-]|[._\-]{_UNDONE}\d*(?:\.[a-z]+)?$|\.part$|~$",
+    re.I,
 )
 _NEWEST = re.compile(r"(?:^|[^a-z])(?:last|latest|current|newest)(?:[^a-z]|$)", re.I)
 _PLAIN = re.compile(r"(?:^|[^a-z])(?:ckpt|ckp|checkpoint|snapshot|resume)(?:[^a-z]|$)", re.I)

@@ -57,7 +57,7 @@ def test_an_epoch_is_known_as_one() -> None:
 
 TEMPORARY = (
     "tmp_12 step_5.tmp .tmp-5 tmp-checkpoint-5 ckpt.pt~ a.partial step_5.tmp.123 ckpt_5.tmp.pt step_5.inprogress "
-    "step=100-last-unfinished step_5.incomplete model.pt.part"
+    "step=100-last-unfinished step_5.incomplete model.pt.part .tmpcbnf2J"
 )
 
 

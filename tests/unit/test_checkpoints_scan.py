@@ -565,6 +565,20 @@ def test_deepspeed_pointer(tmp_path: Path) -> None:
     assert "points at global_step99, which is not there or not complete" in reason(view, "latest")
 
 
+def test_a_temporary_file_in_a_directory_tells_until_it_was_saved_again(tmp_path: Path) -> None:
+    """accelerate's save_state, killed while safetensors wrote; another save to the same place leaves that file be."""
+    folder = tmp_path / "step_2"
+    for name in ("optimizer.bin", "scheduler.bin"):
+        files.torch_file(folder / name)
+    left = folder / ".tmpcbnf2J"
+    left.write_bytes(b"half")
+    assert reason(look(tmp_path), "step_2") == "holds a temporary file: the save did not finish"
+    (folder / "model.safetensors").write_bytes(files.safetensors_bytes())
+    assert complete(look(tmp_path)) == []
+    os.utime(left, ns=(0, 0))
+    assert complete(look(tmp_path)) == ["step_2"]
+
+
 def test_nemo(tmp_path: Path) -> None:
     files.nemo2(tmp_path, 100)
     files.nemo2(tmp_path, 200, last=True)
