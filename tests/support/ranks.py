@@ -19,7 +19,7 @@ import ftlaunch.heartbeat
 from ftlaunch.heartbeat import frames, wire
 
 BOOTSTRAP = str(Path(str(ftlaunch.heartbeat.__file__)).with_name("bootstrap.py"))
-_LIMIT_S = 30.0
+_LIMIT_S = 100.0
 
 
 @dataclass(frozen=True)
