@@ -22,7 +22,7 @@ sizes = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 64, "n_positions
 model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 texts = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
 arguments = TrainingArguments("saved", max_steps=4, save_steps=4, eval_strategy="steps", eval_steps=2, report_to=[],
-                              per_device_train_batch_size=2, use_cpu=True, disable_tqdm=True)
+                              per_device_train_batch_size=2, use_cpu=True, ddp_backend="gloo", disable_tqdm=True)
 trainer = Trainer(model, arguments, train_dataset=texts, eval_dataset=texts[:2], callbacks=[HeartbeatCallback()])
 trainer.train()
 trainer.predict(texts[:2])
@@ -64,7 +64,8 @@ def agent() -> Iterator[ranks.Agent]:
 def told(agent: ranks.Agent, folder: Path, script: str) -> tuple[list[int], list[str], list[tuple[object, ...]]]:
     """Steps of the beats, sections as they opened and closed, and checkpoints."""
     (folder / "train.py").write_text(script)
-    done = agent.run("script", "train.py", cwd=folder, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    alone = {"WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = agent.run("script", "train.py", cwd=folder, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", **alone)
     assert done.code == 0, done.err
     messages = agent.receive()
     steps = [each.step for each in messages if each.kind is Kind.BEAT and each.step is not None]
@@ -93,4 +94,4 @@ def test_lightning(agent: ranks.Agent, tmp_path: Path) -> None:
     assert sorted(set(steps)) == [1, 2, 3, 4]
     # The sanity check, two validations in training, and one of each kind.
     assert count(sections, "eval") == 6, sections
-    assert {(source, step) for source, step in saved} == {("lightning", 4)}
+    assert set(saved) == {("lightning", 2), ("lightning", 4)}
