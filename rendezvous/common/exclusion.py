@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftlaunch.rendezvous.common.decide import Limits, Roster, View, is_available
-from ftlaunch.rendezvous.common.records import ExclusionsRecord
+from ftlaunch.rendezvous.common.records import ExclusionsRecord, TableRecord
 from ftlaunch.rendezvous.interface import Exclusion, ExclusionAnswer, ExclusionWish, RendezvousError
 
 ANSWER_S = 8.0
@@ -68,7 +68,7 @@ def _effect(name: str, ids: list[str], view: View, roster: Roster, limits: Limit
     """Whether too few are left to go on, and what follows in any case."""
     table = view.table
     seated = table is not None and any(table.rank_of(node_id) is not None for node_id in ids)
-    if table is not None and not seated:
+    if table is not None and not seated and _goes_on(view, table, roster):
         return False, f"generation {table.generation} does without it"
     left = {i: n for i, n in roster.nodes.items() if i not in ids and view.excluded.of(i, n.record.host) is None}
     if len(left) < limits.min_nodes:
@@ -80,7 +80,16 @@ def _effect(name: str, ids: list[str], view: View, roster: Roster, limits: Limit
     if table is None:
         return False, "the job begins without it"
     spares = sorted(i for i, n in left.items() if table.rank_of(i) is None and is_available(n, view))
-    if spares and len(left) >= len(table.seats):
+    if seated and spares and len(left) >= len(table.seats):
         return False, f"{spares[0] if len(spares) == 1 else 'a spare'} takes its place"
     size = min(len(left), limits.max_nodes)
     return False, f"the job goes on with {size} node{'s' * (size != 1)}"
+
+
+def _goes_on(view: View, table: TableRecord, roster: Roster) -> bool:
+    """Whether the latest generation stays; else the next one may need whoever waits."""
+    done = {node_id for node_id, generation in roster.finished.items() if generation == table.generation}
+    return view.failure is None and all(
+        seat.node_id in done or (seat.node_id in roster.nodes and view.excluded.of(seat.node_id, seat.host) is None)
+        for seat in table.seats
+    )

@@ -117,6 +117,28 @@ def test_too_few_are_left_only_by_force(present: tuple[Node, ...]) -> None:
     assert "until another node comes, and after 600 s it ends with 69" in answer.effect
 
 
+@pytest.mark.parametrize(
+    ("view", "present"),
+    [
+        (running(A, B, excluded=(HOT,)), (A, B, S)),
+        (running(A, B, excluded=(HOT,)), (A, S)),
+        (replace(running(A, B), failures={0: FailureRecord(0, FailureKind.LOST, "b", "h-b", "", "f")}), (A, S)),
+        (running(A, B), (A, S)),
+    ],
+    ids=["member is excluded", "and has left", "member is lost", "member has gone"],
+)
+def test_a_spare_that_is_to_take_a_place_is_missed(view: View, present: tuple[Node, ...]) -> None:
+    with pytest.raises(RendezvousError, match=r"without h-s only 1 of the 2 nodes that the job needs is left.*--force"):
+        plan(ExclusionWish("s"), "x", view, roster(*present), TWO)
+    more = (*present, node("u"))
+    assert plan(ExclusionWish("s"), "x", view, roster(*more), TWO)[1].effect == "the job goes on with 2 nodes"
+
+
+def test_a_spare_is_not_missed_when_the_excluded_member_has_finished() -> None:
+    view, nodes = running(A, B, excluded=(HOT,)), roster(A, B, S, finished={"b": 0})
+    assert plan(ExclusionWish("s"), "x", view, nodes, TWO)[1].effect == "generation 0 does without it"
+
+
 def test_who_is_out_already_is_not_put_on_record_again() -> None:
     record, answer = plan(ExclusionWish("b"), "x", running(A, B, excluded=(HOT,)), roster(A, B), RANGE)
     assert record is None and not answer.changed
