@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -124,7 +125,8 @@ def _once_there_is_a_store(function: _Function) -> _Function:
         method = kwargs.get("init_method", args[1] if len(args) > 1 else None)
         own_store = kwargs.get("store", args[5] if len(args) > 5 else None)
         if method in (None, "env://") and own_store is None:
-            with Harmless():
+            # Nothing wider: a signal handler of the script may raise what it likes meanwhile.
+            with contextlib.suppress(OSError, ValueError, OverflowError):
                 until_listening()
         return function(*args, **kwargs)
 

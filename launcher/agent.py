@@ -29,6 +29,7 @@ from ftlaunch.rendezvous.interface import (
     LeaseLost,
     Lesson,
     MembershipChanged,
+    Outcome,
     PeerFailed,
     Rendezvous,
     RendezvousError,
@@ -41,6 +42,10 @@ Prepare = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str
 
 _log = logging.getLogger(__name__)
 _STORY = 50
+_FINISH_LIMIT_S = 300.0
+"""How long ranks of other nodes may go on after those here have ended well."""
+_END_LIMIT_S = 15.0
+"""How long to try to tell the others that the job is over. Who cannot be reached learns it when the lease ends."""
 
 
 class Crew(Protocol):
@@ -86,7 +91,6 @@ class Agent:
         self._exit: asyncio.Future[do.Exit] | None = None
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
         self._preparations: list[Prepare] = []
-        self._finish_timeout_s = 300.0
         self.progress: Callable[[], ev.Progress] = ev.Progress
         """Tells how far the running generation came on this node."""
 
@@ -224,8 +228,9 @@ class Agent:
         self.post(event)
 
     async def _do_leave(self, action: do.Leave) -> None:
+        limit_s = _FINISH_LIMIT_S if action.outcome is Outcome.FINISHED else _END_LIMIT_S
         code = await self._rendezvous.finish(
-            action.generation, action.outcome, action.exit_code, action.reason, self._finish_timeout_s
+            action.generation, action.outcome, action.exit_code, action.reason, limit_s
         )
         self.post(ev.Left(code))
 

@@ -179,13 +179,15 @@ class Desk:
             ending = f": {state.ending.reason}" if state.ending is not None else ""
             raise RequestError(f"the job is ending already{ending}")
         reason = "stopped with ftctl" + _reason(request)
-        members = state.world.members if state.world is not None and not request.get("this_node") else ()
-        several = len(members) > 1
-        answers = await self._office.peers.ask(_STOP, state.generation, _STOP_LIMIT_S) if several else None
-        agent.post(ev.StopRequested(state.generation, reason, everywhere=several))
+        everywhere = self._office.config.rendezvous.max_nodes > 1 and not request.get("this_node")
+        members = state.world.members if everywhere and state.world is not None else ()
+        answers = await self._office.peers.ask(_STOP, state.generation, _STOP_LIMIT_S) if len(members) > 1 else None
+        agent.post(ev.StopRequested(state.generation, reason, everywhere=everywhere))
         told = 1 + (len(answers.said) if answers is not None else 0)
         answer = {"generation": state.generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
-        return {**answer, "nodes": told, "silent": len(members) - told if several else 0}
+        # A spare, or a node that is still to join, does not know how many there are.
+        silent = None if everywhere and not members else max(0, len(members) - told)
+        return {**answer, "nodes": told, "silent": silent}
 
     async def _stop_too(self, generation: int) -> Mapping[str, Any]:
         self._office.agent.post(ev.StopRequested(generation, "stopped with ftctl on another node", everywhere=True))

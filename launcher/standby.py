@@ -117,10 +117,16 @@ class StandbyPool:
         return [standby.process.pid for standby in self._standbys.values()]
 
     def release(self, rank: Rank) -> WorkerProcess | None:
-        """Turn the standby of this local rank into the rank; ``None`` when there is none that can."""
+        """Turn the standby of this local rank into the rank; ``None`` when there is none that can.
+
+        One that is still importing is ended: what it is at may never end, and nobody would know.
+        """
         self.pause()
         standby = self._standbys.pop(rank.local_rank, None)
         if standby is None:
+            return None
+        if not standby.ready:
+            self._drop(standby, "")
             return None
         if not standby.process.alive or standby.fingerprint != self._fingerprint():
             self._drop(standby, "stale: the script, the interpreter or installed packages have changed")

@@ -21,5 +21,9 @@ def command(wanted: str | None, reason: str, this_node: bool) -> None:
     told = ask(live, "stop", reason=reason, this_node=this_node)
     nodes, silent = told.get("nodes", 1), told.get("silent", 0)
     where = f" on {nodes} nodes" if nodes > 1 else ""
-    later = f"; {silent} more did not answer, and will when these have left" if silent else ""
+    later = ""
+    if silent is None:
+        later = "; the other nodes follow when this one has left"
+    elif silent:
+        later = f"; {silent} more did not answer, and will follow when these have left"
     click.echo(f"run {live.path.name}: stopping{where}{later}")

@@ -264,3 +264,25 @@ def test_stop_reaches_also_a_node_that_could_not_be_asked(nodes: Nodes) -> None:
         b.signal(signal.SIGCONT)
     assert (a.wait(30), b.wait(30)) == (143, 143)
     assert "saved" in b.out, b.err
+
+
+def test_stop_asked_of_a_spare_stops_the_job(nodes: Nodes) -> None:
+    a, b = pair(nodes)
+    spare = nodes("node-c")
+    wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
+    ctl = nodes.ctl(spare)
+    assert "the other nodes follow when this one has left" in ctl("stop", "--run", ctl.run)
+    assert (spare.wait(30), a.wait(30), b.wait(30)) == (143, 143, 143)
+    assert "saved" in a.out and "saved" in b.out
+
+
+def test_stop_of_a_node_that_has_lost_the_others_ends_soon(nodes: Nodes) -> None:
+    a, b = pair(nodes)
+    ctl = nodes.ctl(a)
+    # Without etcd this one takes the rendezvous with it.
+    ctl("stop", "--this-node", "--run", ctl.run)
+    assert a.wait(30) == 143
+    wait_until(lambda: b.events("workers_stopped"), 30, "the generation is over")
+    ctl = nodes.ctl(b)
+    ctl("stop", "--run", ctl.run)
+    assert b.wait(30) == 143
