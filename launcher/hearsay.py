@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from ftlaunch.heartbeat.limits import Limits
 from ftlaunch.heartbeat.stalls import Due, dues
 from ftlaunch.heartbeat.tracks import Track, Tracks
 from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.launcher.overview import Heard, LimitFacts, RankFacts
+
+_ALL_TOLD_PER_S = 9.0
 
 
 def heard_from(watch: Watch, now: float) -> Heard:
@@ -54,11 +57,18 @@ def _nearest(track: Track, tracks: Tracks, limits: Limits) -> Due | None:
 
 
 def _rate(track: Track) -> float | None:
-    """Steps per second over the last ones."""
-    if len(track.series) < 2:
+    """Steps per second over the last ones, by their numbers: not all of them are told.
+
+    ``None`` where they have none and come about as often as beats are told at most.
+    """
+    heard = list(track.series)
+    if len(heard) < 2 or heard[-1][1] <= heard[0][1]:
         return None
-    (_, first_ns), (_, last_ns) = track.series[0], track.series[-1]
-    return (len(track.series) - 1) * 1e9 / (last_ns - first_ns) if last_ns > first_ns else None
+    # A number that falls is that of a new epoch.
+    steps = sum(after - before if after >= before else 1 for (before, _), (after, _) in pairwise(heard))
+    rate = steps * 1e9 / (heard[-1][1] - heard[0][1])
+    numbered = track.step is not None or track.ticks > 0
+    return rate if rate and (numbered or rate < _ALL_TOLD_PER_S) else None
 
 
 def _finite(seconds: float) -> float | None:

@@ -121,7 +121,7 @@ def _run(given: dict[str, Any]) -> int:
         keep = keep or not report.ok
         code = shown.show(report, given["as_json"])
         if keep:
-            shown.tell(f"records: {out}")
+            shown.tell(f"records: {out}; see ftctl report {out}")
         return code
     except shown.Interrupted as interrupt:
         shown.tell("interrupted: everything that the drill had started was ended")

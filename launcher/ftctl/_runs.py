@@ -49,6 +49,11 @@ def find_run(wanted: str | None) -> Path:
     folder = Path(wanted)
     if any((folder / name).is_file() for name in (RUN_FILE, EVENTS_FILE)):
         return folder
+    inside = runs_inside(folder)
+    if inside:
+        raise NotFound(
+            f"{wanted} holds {len(inside)} runs: name one of them, {inside[0]} say; ftctl report takes them all"
+        )
     matches = [run for run in runs if run.name == wanted] or [run for run in runs if run.name.startswith(wanted)]
     if not matches:
         raise NotFound(f"no run begins with {wanted!r}; see ftctl runs")
@@ -56,6 +61,11 @@ def find_run(wanted: str | None) -> Path:
         some = ", ".join(run.name for run in matches[-3:])
         raise NotFound(f"{len(matches)} runs begin with {wanted!r} ({some}, …); give more of the name")
     return matches[0]
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """The runs that lie side by side in a directory, as a drill keeps those of its nodes; by name."""
+    return sorted(path.parent for path in folder.glob(f"*/{EVENTS_FILE}"))
 
 
 def summarise(run: Path) -> RunSummary:

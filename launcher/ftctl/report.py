@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ftlaunch.launcher.ftctl._errors import NotFound
-from ftlaunch.launcher.ftctl._runs import find_run
+from ftlaunch.launcher.ftctl._runs import find_run, runs_inside
 from ftlaunch.launcher.history.read import read_history
 from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.tables import first_rank
@@ -29,11 +29,12 @@ def command(runs: tuple[str, ...], target: str | None, as_text: bool, as_json: b
     """Tell how a job went: goodput, each incident with its phases, what was lost and why.
 
     RUN: its name, the beginning of it, or its directory; of a job on several nodes, the directories of all of them
-    make one report. Default: the latest run. Without options the page goes to report.html in the run's directory.
+    make one report, or one that holds them all, as drills keep them. Default: the latest run. Without options the page
+    goes to report.html in the (first) run's directory.
     """
     if sum((as_text, as_json, target is not None)) > 1:
         raise click.UsageError("--html, --text and --json exclude each other")
-    folders = [find_run(run) for run in runs or (None,)]
+    folders = [folder for run in runs or (None,) for folder in _folders(run)]
     job = put_together([_read(folder) for folder in dict.fromkeys(folders)])
     if as_text:
         click.echo(render_text(job), nl=False)
@@ -41,6 +42,11 @@ def command(runs: tuple[str, ...], target: str | None, as_text: bool, as_json: b
         click.echo(json.dumps(numbers(job), indent=2))
     else:
         _write_page(job, folders[0] / _FILE if target is None else Path(target))
+
+
+def _folders(run: str | None) -> list[Path]:
+    inside = runs_inside(Path(run)) if run is not None else []
+    return inside or [find_run(run)]
 
 
 def numbers(job: Job) -> dict[str, Any]:

@@ -129,6 +129,9 @@ def test_a_run_is_found_by_name_beginning_and_directory(state: Path, ftctl: Ftct
     assert "no run begins with 'nothing'" in ftctl("events", "nothing", code=1)
     ambiguous = ftctl("events", run.run_id[:4], code=1)
     assert "2 runs begin with" in ambiguous and ambiguous.count("\n") == 1
+    several = ftctl("events", str(run.path.parent), code=1)
+    assert "holds 2 runs: name one of them" in several and several.count("\n") == 1
+    assert json.loads(ftctl("report", "--json", str(run.path.parent)))["exit_code"] == 0
 
 
 @pytest.mark.parametrize("arguments", [["event"], ["events", "--nonsense"], ["events", "a", "b"], ["runs", "x"]])

@@ -198,6 +198,22 @@ def test_learnt_limits_are_told_with_what_they_were_learnt_from() -> None:
     assert step.origin == "learnt" and step.longest_s == pytest.approx(0.1) and step.seen >= 20
 
 
+def test_rate_goes_by_the_numbers_of_steps_as_not_all_are_told() -> None:
+    speaker = Speaker()
+    for beat in range(20):
+        # 50 steps a second, told ten times a second; then a new epoch.
+        speaker.say(Kind.BEAT, 1.0 + beat * 0.1, 5 * beat if beat < 19 else 0)
+    assert heard_from(speaker.watch, 3.0).ranks[0].step_rate == pytest.approx((18 * 5 + 1) / 1.9)
+
+
+@pytest.mark.parametrize(("gap_s", "rate"), [(0.5, 2.0), (0.1, None)])
+def test_beats_without_a_number_that_come_as_often_as_told_at_most_have_no_rate(gap_s: float, rate: float) -> None:
+    speaker = Speaker()
+    for beat in range(20):
+        speaker.say(Kind.BEAT, 1.0 + beat * gap_s)
+    assert heard_from(speaker.watch, 12.0).ranks[0].step_rate == rate
+
+
 def test_a_section_shows_with_its_own_limit() -> None:
     speaker = Speaker(section_timeouts_s={"eval": 77.0})
     last = speaker.train(5, 0.1)
