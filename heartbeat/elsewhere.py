@@ -5,7 +5,7 @@ silence, its agent asks the others for an :class:`Account` of theirs. The accoun
 which all of them get, and each then does for ranks elsewhere what it does for its own:
 
 * while one is in a section within the limit of that, or is traced, or has just left a section, others may wait for it;
-* while one works, a limit that was learnt ends nobody;
+* while one works, a limit that was learnt ends nobody, nor does the exit barrier;
 * once one has ended with 0, no steps are expected of the others;
 * else the one that does not wait like the others is the suspect, wherever it is, and those that wait are its victims.
 """
@@ -54,10 +54,9 @@ class Account(NamedTuple):
     ranks: tuple[RankAccount, ...]
     changed_s: float = math.inf
 
-    @property
-    def excuses(self) -> bool:
-        """Whether it explains a silence without any look at stacks."""
-        return any(one.within or one.traced or one.works for one in self.ranks)
+    def excuses(self, work_counts: bool) -> bool:
+        """Whether it explains a silence without any look at stacks. ``work_counts``: :attr:`.Stall.excused_by_work`."""
+        return any(one.within or one.traced or (work_counts and one.works) for one in self.ranks)
 
 
 class Survey(NamedTuple):
@@ -82,7 +81,7 @@ class Survey(NamedTuple):
         """In a few words, for the records."""
         missing = "" if self.complete else "; not all nodes have answered"
         left = "ranks have ended with 0" if self.left else ""
-        found = self.traced or self.section or left or self.works or self.why or "nothing tells the ranks apart"
+        found = self.traced or self.section or left or self.why or self.works or "nothing tells the ranks apart"
         return found + missing
 
 
@@ -223,7 +222,9 @@ def survey(stall: Stall, rank: int, accounts: Sequence[Account], complete: bool)
         left=any(one.evidence.exit_code == 0 for one in ranks),
         changed_s=min((account.changed_s for account in accounts), default=math.inf),
     )
-    if found.traced or found.section or found.works or found.changed_s < stall.limit_s:
+    if found.traced or found.section or found.changed_s < stall.limit_s:
+        return found
+    if found.works and stall.excused_by_work:
         return found
     if found.left and stall.kind != EXIT_BARRIER:
         return found

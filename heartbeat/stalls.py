@@ -231,6 +231,8 @@ def _judge_silence(found: _Findings, track: Track, due: Due) -> None:
         over_at = min(_over_at(found, since, limit.seconds), due.since + found.limits.ceiling(due.section))
     over_at = max(over_at, found.tracks.patient_until)
     if found.now >= over_at:
+        if limit.source is Source.LEARNT and found.now >= due.since + found.limits.ceiling(due.section):
+            due = due._replace(limit=Limit(found.limits.ceiling(due.section), Source.DEFAULT))
         found.stalls.append(_silence_stall(found, track, due))
         return
     found.at(over_at)

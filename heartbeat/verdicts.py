@@ -34,6 +34,11 @@ class Stall(NamedTuple):
     learnt: bool = False
     """Its limit was learnt, not given."""
 
+    @property
+    def excused_by_work(self) -> bool:
+        """Whether it is none while some rank works."""
+        return self.learnt or self.kind == EXIT_BARRIER
+
 
 class StallWarning(NamedTuple):
     """A silence has reached ``percent`` of its limit. Said once a silence, for all ranks that fell silent together."""

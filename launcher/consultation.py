@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftlaunch.heartbeat import elsewhere, procstate
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ftlaunch.rendezvous.interface import Answers, World
 
 TOPIC = "ranks"
+TOPIC_STACKS = "stacks"
+"""The same about a stall that no work excuses: stacks are looked at even where ranks work."""
 LIMIT_S = 5.0
 LIMIT_PER_NODE_S = 0.003
 """Answers take as long as stacks do, and who asked reads them one by one; who has not answered by then does not."""
@@ -59,7 +62,8 @@ class Consultation:
         self._world: World | None = None
         self._latest: Survey | None = None
         self._latest_at = 0.0
-        peers.serve(TOPIC, self._answer, self._learn)
+        peers.serve(TOPIC, partial(self._answer, True), self._learn)
+        peers.serve(TOPIC_STACKS, partial(self._answer, False), self._learn)
 
     def expect(self, world: World) -> None:
         """These nodes are the members now."""
@@ -71,7 +75,10 @@ class Consultation:
         return self._world is not None and len(self._world.members) > 1
 
     async def about(self, stall: Stall, rank: int) -> Survey | None:
-        """What all nodes together say to the stall of this rank; ``None``: nobody told. Takes some seconds at most."""
+        """What all nodes together say to the stall of this rank. Takes some seconds at most.
+
+        ``None``: nobody told, or its generation is over.
+        """
         world = self._world
         if world is None:
             return None
@@ -79,37 +86,40 @@ class Consultation:
         # One that excused a silence was heeded when it came; this silence is longer.
         if latest is None or not latest.why or clock.monotonic() - self._latest_at > FRESH_S:
             self._latest = None
-            own = await self._account()
+            own = await self._account(stall.excused_by_work)
 
             def conclude(answers: Answers) -> Mapping[str, Any]:
                 accounts, complete = _read(answers, world)
                 return elsewhere.survey_to_json(elsewhere.survey(stall, rank, [own, *accounts], complete))
 
             limit_s = LIMIT_S + len(world.members) * LIMIT_PER_NODE_S
-            await self._peers.ask(TOPIC, world.generation, limit_s, conclude)
+            topic = TOPIC if stall.excused_by_work else TOPIC_STACKS
+            await self._peers.ask(topic, world.generation, limit_s, conclude)
+        if self._world is not world:
+            return None
         latest = self._latest
         sentence = latest.sentence if latest is not None else "no node could be asked"
         self._witness.note_asked(f"rank {rank} {stall.reason}; asked the other nodes: {sentence}")
         return latest
 
-    async def _answer(self, generation: int) -> Mapping[str, Any] | None:
+    async def _answer(self, work_counts: bool, generation: int) -> Mapping[str, Any] | None:
         if self._world is None or self._world.generation != generation:
             return None
-        return elsewhere.to_json(await self._account())
+        return elsewhere.to_json(await self._account(work_counts))
 
-    async def _account(self) -> Account:
+    async def _account(self, work_counts: bool) -> Account:
         """What others must know of the ranks here; stacks only where nothing else explains a silence."""
         watch = self._witness.watch
         self._witness.listen()
         now = clock.monotonic()
         states = procstate.look(watch.pids(), children=True)
         account, known_s = watch.account(states, now), now - watch.look(states, now)
-        if known_s < LOOK_S and not account.excuses:
+        if work_counts and known_s < LOOK_S and not account.excuses(work_counts):
             await asyncio.sleep(LOOK_S)
             states = procstate.look(watch.pids(), children=True)
             later = watch.account(states, clock.monotonic())
-            account = later if later.excuses else account
-        if account.excuses:
+            account = later if later.excuses(work_counts) else account
+        if account.excuses(work_counts):
             return account
         return elsewhere.with_stacks(account, (await self._witness.look_at_stacks()).evidence)
 

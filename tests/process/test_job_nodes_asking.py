@@ -159,6 +159,30 @@ if GEN == 0: wait_for_another("late")
     assert "in spin" in "\n".join(incident["cause"]["evidence"])
 
 
+def test_beyond_a_given_limit_a_rank_that_spins_is_found_while_the_others_poll(start: Nodes) -> None:
+    first, second = start(
+        """
+steps(0, 40)
+def spin():
+    while True: pass
+def barrier():
+    while True: time.sleep(0.005)
+if GEN == 0 and RANK == 3: spin()
+if GEN == 0: barrier()
+""",
+        "--hang-timeout=5",
+        "--hang-floor=60",
+    )
+    assert (first.wait(), second.wait()) == (0, 0), first.err + second.err
+    (failure,) = second.events("failure_detected")
+    assert (failure["kind"], failure["rank"]) == ("stall", 3), failure
+    assert "rank 3 is the suspect" in failure["reason"] and "spin (train.py:" in failure["reason"]
+    (seen,) = first.events("failure_detected")
+    assert seen["kind"] == "peer", seen
+    for job in (first, second):
+        assert all(event["generation"] == 0 for event in job.events("others_asked"))
+
+
 def test_a_node_whose_agent_does_not_answer_may_be_in_a_section(
     ftlaunch: Launcher, endpoint: str, tmp_path: Path
 ) -> None:

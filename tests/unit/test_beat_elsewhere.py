@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any
@@ -19,6 +20,9 @@ from ftlaunch.heartbeat.suspects import RankEvidence
 from ftlaunch.heartbeat.verdicts import SILENT, Stall
 from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.launcher.config import HeartbeatConfig
+from ftlaunch.launcher.consultation import Consultation
+from ftlaunch.launcher.evidence_stacks import Findings
+from ftlaunch.rendezvous.interface import World
 from support.beats import FIRST_PID, Speaker
 
 STEP_S = 0.1
@@ -149,6 +153,29 @@ def test_while_a_rank_elsewhere_works_a_learnt_limit_ends_nobody_but_the_given_o
     assert not a.watch.be_patient(stall, survey, at)
 
 
+@pytest.mark.parametrize("floor_s", [3.0, 5.0], ids=["after a learnt one", "alone"])
+def test_beyond_a_given_limit_the_suspect_is_named_although_the_others_poll(floor_s: float) -> None:
+    a, b = Node(0, hang_timeout_s=5.0, floor_s=floor_s), Node(2, hang_timeout_s=5.0, floor_s=floor_s)
+    now = began = train(a, b)
+    poll = (Frame("/job/train.py", 40, "barrier"), Frame("/job/train.py", 20, "main"))
+    while True:
+        at, stall = a.stall(now, now + 60)
+        assert stall is not None
+        b.watch.look(b.states(), at - 2.0)
+        b.switches += 1000
+        survey = asked(stall, a.account(at, poll, poll), b.account(at, poll, SPIN))
+        assert survey.works
+        if at >= began + 5.0 - 0.05:
+            break
+        assert stall.learnt and not survey.suspects
+        a.watch.heed(survey, at)
+        now = at
+    assert not stall.excused_by_work and survey.suspects == (3,) and "rank 3 is the suspect" in survey.sentence
+    assert a.watch.heed(survey, at) is None and a.watch.be_patient(stall, survey, at)
+    named = b.watch.heed(survey, at)
+    assert named is not None and named.local_rank == 1
+
+
 def test_a_rank_elsewhere_under_a_debugger_holds_everybody() -> None:
     a, b = Node(0), Node(2)
     now = train(a, b)
@@ -265,6 +292,56 @@ def test_a_learnt_limit_of_another_node_does_not_end_two_generations_at_the_same
         node.speakers = [Speaker(rank, FIRST_PID + rank, 1) for rank in range(2)]
     now = train(a, b, start=at + 1)
     assert a.stall(now, now + 60)[1] is None and b.stall(now, now + 60)[1] is None
+
+
+class Slow:
+    """Peers that answer when told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.over = asyncio.Event(), asyncio.Event()
+
+    def serve(self, *_: object) -> None:
+        pass
+
+    async def ask(self, *_: object) -> None:
+        self.asked.set()
+        await self.over.wait()
+
+
+class Ear:
+    """The agent's side."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.notes: list[str] = []
+
+    def listen(self) -> int:
+        return 0
+
+    async def look_at_stacks(self) -> Findings:
+        return Findings()
+
+    def note_asked(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_what_is_told_of_a_generation_that_is_over_is_told_of_no_other(over: bool) -> None:
+    peers, ear = Slow(), Ear(Watch(HeartbeatConfig()))
+    worlds = [World(generation, (), 0, 0, 4, "localhost", 1, 0, "run") for generation in range(2)]
+
+    async def scenario() -> None:
+        consultation = Consultation(peers, ear)  # type: ignore[arg-type]
+        consultation.expect(worlds[0])
+        asking = asyncio.ensure_future(consultation.about(Stall(0, SILENT, STEP, 5.0, 5.0, "made no step"), 0))
+        await peers.asked.wait()
+        if over:
+            consultation.expect(worlds[1])
+        peers.over.set()
+        assert await asking is None
+
+    asyncio.run(scenario())
+    assert ear.notes == ([] if over else ["rank 0 made no step; asked the other nodes: no node could be asked"])
 
 
 # -- what comes from outside ----------------------------------------------------------------------------------------
