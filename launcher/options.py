@@ -219,8 +219,9 @@ OPTIONS: tuple[Option, ...] = (
          parse=positive_duration, default="60", metavar="DURATION"),
     _own("min-free-disk", NODE, "Give the node up when less is free at --checkpoint-dir or --run-dir.",
          "node.min_free_disk", parse=values.size, default="64M", metavar="SIZE"),
-    _own("clean-shm", NODE, "Remove what dead ranks left in /dev/shm and nobody uses, before the next generation.",
-         "node.clean_shm", flag=True),
+    _own("clean-shm", NODE, "Before the next generation and when the job fails, remove this user's files in /dev/shm "
+         "that are new since the ranks started and open nowhere. Who made them can't be told: not to be used beside "
+         "other jobs of the same user.", "node.clean_shm", flag=True),
     _own("termination-log", NODE, "File that gets the reason when the job fails; unset: Kubernetes' own, where there "
          "is one.", "node.termination_log", metavar="PATH"),
 

@@ -1,8 +1,9 @@
-"""What a dead generation left in /dev/shm: listed, and removed only when asked.
+"""What is left in /dev/shm after a generation: listed, and removed only when asked.
 
 Segments of shared memory outlive a process that was killed (shm_overview(7)), and a container's tmpfs outlives the
 container's restarts: a few crashes can fill it, and then every start fails. But some are meant to stay, such as
-in-memory checkpoints, so nothing is removed unless the user says so.
+in-memory checkpoints, and nothing tells which program of this user made a file, so nothing is removed unless the user
+says so.
 """
 
 from __future__ import annotations
@@ -142,6 +143,5 @@ def describe(segments: Collection[Segment], cleaned: bool, folder: str = SHM) ->
     names = ", ".join(segment.name for segment in ordered[:_MAX_NAMED])
     more = f" and {len(ordered) - _MAX_NAMED} more" if len(ordered) > _MAX_NAMED else ""
     total = format_bytes(sum(segment.size for segment in ordered))
-    if cleaned:
-        return f"removed {total} that the dead ranks had left in {folder}: {names}{more}"
-    return f"the dead ranks left {total} in {folder}: {names}{more} (--clean-shm removes such)"
+    what = f"new in {folder} since the ranks started, and open nowhere: {names}{more}"
+    return f"removed {total} {what}" if cleaned else f"{total} {what} (--clean-shm removes such)"

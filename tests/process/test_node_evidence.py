@@ -188,7 +188,8 @@ if RANK == 0: print("found", os.path.exists(left), os.path.exists(used), flush=T
         (told,) = job.events("shm_leftovers")
         assert told["removed"] is clean and told["names"] == [left.name]
         assert f"found {not clean} True" in job.out
-        assert ("removed 1 MiB that the dead ranks had left" if clean else "the dead ranks left 1 MiB") in job.err
+        said = f"1 MiB new in /dev/shm since the ranks started, and open nowhere: {left.name}"
+        assert (f"removed {said}" if clean else f"{said} (--clean-shm removes such)") in job.err
     finally:
         left.unlink(missing_ok=True)
         used.unlink(missing_ok=True)
@@ -206,6 +207,6 @@ signal.pause()
     try:
         job = start(ftlaunch, tmp_path, body, options=("--clean-shm", "--max-restarts=0"))
         assert job.wait() == 137
-        assert "removed 1 MiB that the dead ranks had left" in job.err and not left.exists()
+        assert "removed 1 MiB new in /dev/shm since the ranks started" in job.err and not left.exists()
     finally:
         left.unlink(missing_ok=True)

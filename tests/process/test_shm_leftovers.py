@@ -84,11 +84,11 @@ def test_a_killed_rank_of_shared_memory_is_found_reported_and_removed_when_asked
         left = [segment for segment in shm.leftovers(before) if segment.name == name]
         assert len(left) == 1
         assert shm.describe(left, cleaned=False) == (
-            f"the dead ranks left 1 MiB in /dev/shm: {name} (--clean-shm removes such)"
+            f"1 MiB new in /dev/shm since the ranks started, and open nowhere: {name} (--clean-shm removes such)"
         )
         assert os.path.exists(f"/dev/shm/{name}"), "nobody asked to remove it"
         assert shm.remove(left) == tuple(left) and not os.path.exists(f"/dev/shm/{name}")
-        assert shm.describe(left, cleaned=True).startswith("removed 1 MiB that the dead ranks had left")
+        assert shm.describe(left, cleaned=True).startswith("removed 1 MiB new in /dev/shm since the ranks started")
     finally:
         Path("/dev/shm", name).unlink(missing_ok=True)
 
@@ -133,6 +133,6 @@ def test_free_space_and_long_lists(folder: str) -> None:
     assert shm.free_fraction(f"{folder}/missing") is None
     segments = [shm.Segment(f"/dev/shm/s{number}", (1, number), MIB, 0) for number in range(8)]
     assert shm.describe(segments, cleaned=False).startswith(
-        "the dead ranks left 8 MiB in /dev/shm: s0, s1, s2, s3, s4 and 3 more"
+        "8 MiB new in /dev/shm since the ranks started, and open nowhere: s0, s1, s2, s3, s4 and 3 more"
     )
     assert shm.describe([], cleaned=False) == ""
