@@ -36,6 +36,8 @@ def recoveries(events: Iterable[dict[str, Any]]) -> list[Recovery]:
         name = event["event"]
         if name == "failure_detected":
             found.append(Recovery(event["reason"] or "", event.get("at") or event["monotonic"]))
+        if name == "cause_corrected" and found:
+            found[-1].reason = event["reason"] or ""
         if name in PHASES and found:
             found[-1].phases.setdefault(name, event["monotonic"] - found[-1].died_at)
     return found

@@ -96,7 +96,7 @@ def _read_story(run: Path) -> tuple[int, str, object, str]:
             generation = event.get("generation")
             if isinstance(generation, int):
                 highest = max(highest, generation)
-            if event["event"] == "failure_detected":
+            if event["event"] in ("failure_detected", "cause_corrected"):
                 cause = str(event.get("reason") or "")
             elif event["event"] == "job_finished":
                 code = event.get("exit_code")

@@ -136,20 +136,16 @@ class Ledger:
 
     def failure(self, event: Event, at: float) -> None:
         """``failure_detected``"""
+        self._change(event, failed=_failed(event, at), **_offset(event))
+
+    def corrected(self, event: Event, at: float) -> None:
+        """``cause_corrected``: another rank was the first to fail. When that was seen and what followed stay."""
         generation = self._generation(event)
-        if generation is None:
-            return
-        happened = number(event.get("at"))
-        failed = Failed(
-            kind=str(event.get("kind") or "unknown"),
-            reason=str(event.get("reason") or ""),
-            at=at if happened is None or happened > at else happened,
-            detected_at=at,
-            rank=whole(event.get("rank")),
-            local_rank=whole(event.get("local_rank")),
-            step=whole(event.get("step")),
-        )
-        self._change(event, failed=failed, **_offset(event))
+        before = generation.failed if generation is not None else None
+        if before is not None:
+            failed = _failed(event, before.detected_at)
+            failed = replace(failed, decision=before.decision, decision_reason=before.decision_reason)
+            self._change(event, failed=failed, **_offset(event))
 
     def decided(self, event: Event, at: float) -> None:
         """``decided``"""
@@ -211,6 +207,7 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event, float], None]] = {
     "progress": Ledger.progress,
     "checkpoint_saved": Ledger.saved,
     "failure_detected": Ledger.failure,
+    "cause_corrected": Ledger.corrected,
     "decided": Ledger.decided,
     "diagnosed": Ledger.diagnosed,
     "worker_exited": Ledger.exited,
@@ -252,6 +249,19 @@ def number(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """A count, or ``None``."""
     return value if type(value) is int and 0 <= value < _LIMIT else None
+
+
+def _failed(event: Event, detected_at: float) -> Failed:
+    happened = number(event.get("at"))
+    return Failed(
+        kind=str(event.get("kind") or "unknown"),
+        reason=str(event.get("reason") or ""),
+        at=detected_at if happened is None else min(happened, detected_at),
+        detected_at=detected_at,
+        rank=whole(event.get("rank")),
+        local_rank=whole(event.get("local_rank")),
+        step=whole(event.get("step")),
+    )
 
 
 def _offset(event: Event) -> dict[str, int]:

@@ -46,7 +46,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class Failed:
-    """What ended a generation, as ``failure_detected`` and ``decided`` told it."""
+    """What ended a generation, as ``failure_detected``, ``cause_corrected`` and ``decided`` told it."""
 
     kind: str
     reason: str

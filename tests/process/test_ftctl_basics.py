@@ -52,7 +52,8 @@ def make_run(state: Path, job: str, exit_code: int | None, command: tuple[str, .
     log = EventLog(run.events, pytest.fail)
     log.write("job_started")
     log.write("workers_started", generation=0)
-    log.write("failure_detected", generation=0, rank=1, reason="killed by\nSIGKILL \x1b[31m", step=75)
+    log.write("failure_detected", generation=0, rank=0, reason="RuntimeError: lost rank 1", step=75)
+    log.write("cause_corrected", generation=0, rank=1, reason="killed by\nSIGKILL \x1b[31m", step=75)
     log.write("workers_started", generation=1)
     if exit_code is not None:
         log.write("job_finished", generation=1, exit_code=exit_code)
@@ -107,9 +108,9 @@ def test_events_of_the_latest_run(state: Path, ftctl: Ftctl) -> None:
     make_run(state, "good", 0)
     lines = ftctl("events").splitlines()
     assert [line.split()[5] for line in lines] == [
-        *("job_started", "workers_started", "failure_detected", "workers_started", "job_finished")
+        *("job_started", "workers_started", "failure_detected", "cause_corrected", "workers_started", "job_finished")
     ]
-    assert "gen 0   rank 1    failure_detected     killed by SIGKILL [31m step=75" in lines[2]
+    assert "gen 0   rank 1    cause_corrected      killed by SIGKILL [31m step=75" in lines[3]
     assert "\x1b" not in "".join(lines)
 
 
@@ -147,7 +148,7 @@ def test_help_lists_the_commands(state: Path, ftctl: Ftctl) -> None:
 def test_following_ends_with_the_job(state: Path) -> None:
     run = make_run(state, "live", None)
     with follow(run) as lines:
-        assert [next(lines)["event"] for _ in range(4)][-1] == "workers_started"
+        assert [next(lines)["event"] for _ in range(5)][-1] == "workers_started"
         log = EventLog(run.events, pytest.fail)
         log.write("training_resumed", generation=1)
         assert next(lines)["event"] == "training_resumed"

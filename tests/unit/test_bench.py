@@ -80,6 +80,10 @@ def test_recovery_report_tells_phases_from_the_death_on() -> None:
     text = recovery_time.describe(found)
     assert text[0] == "a rank was killed by SIGKILL: training resumed 0.200 s later"
     assert text[3] == "    0.030 s  the old workers are gone"
+    victim = {**events[0], "reason": "RuntimeError: connection closed"}
+    corrected = {**events[0], "event": "cause_corrected", "monotonic": 100.004}
+    (found,) = recovery_time.recoveries([victim, corrected, *events[1:]])
+    assert recovery_time.describe(found) == text
     (unfinished,) = recovery_time.recoveries(events[:1])
     assert "not recovered" in recovery_time.describe(unfinished)[0]
 

@@ -218,6 +218,19 @@ def test_a_run_that_goes_on_ends_where_its_records_do_or_now() -> None:
     assert (late.wall_s, late.by_use[Use.UNFINISHED]) == (near(20.022), near(9.0))
 
 
+@pytest.mark.parametrize("after_decision", [False, True])
+def test_a_corrected_cause_takes_the_place_of_the_first_and_changes_no_time(after_decision: bool) -> None:
+    events = EventLogWriter().run([Fault(60, kind="exception", reason="RuntimeError: lost", local_rank=0)], total=100)
+    before, told_before = told_by(events)
+    index = next(index for index, event in enumerate(events) if event["event"] == "decided") + after_decision
+    cause = {"kind": "signal", "reason": "was killed by SIGKILL", "rank": 1, "local_rank": 1}
+    correction = {"event": "cause_corrected", "generation": 0, "monotonic": events[index]["monotonic"], **cause}
+    correction["at"] = before.incidents[0].cause.at
+    history, told = told_by([*events[:index], correction, *events[index:]])
+    assert (told.losses[0].cause, history.incidents[0].cause.rank) == ("SIGKILL", 1)
+    assert (history.incidents[0].decision, told.by_use) == ("restart", told_before.by_use)
+
+
 def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
     events: list[Event | bytes] = list(EventLogWriter().run([Fault(60, kept=50)], total=100))
     garbage = [

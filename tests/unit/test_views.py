@@ -29,7 +29,7 @@ Story = Sequence[tuple[int, str]]
 
 
 def lines_of(story: Story, level: str = "WARNING") -> list[str]:
-    """What is said after these generations; ``*`` is a beat, ``!`` a failure."""
+    """What is said after these generations; ``*`` is a beat, ``!`` a failure, ``~`` one with a later correction."""
     sink = Sink()
     events = EventLog(None, pytest.fail)
     views = Views(Config(CommandConfig(CommandKind.SCRIPT, "x")), events, Say(cast(Console, sink), parse_level(level)))
@@ -43,6 +43,11 @@ def lines_of(story: Story, level: str = "WARNING") -> list[str]:
                 events.write("training_resumed", generation=generation)
             if "!" in signs:
                 events.write("failure_detected", generation=generation, kind="signal", reason="killed by SIGKILL")
+            if "~" in signs:
+                events.write("failure_detected", generation=generation, kind="exception", reason="lost rank 1", rank=0)
+                events.write(
+                    "cause_corrected", generation=generation, kind="signal", reason="killed by SIGKILL", rank=1
+                )
         events.write("job_finished", exit_code=0)
         views.conclude()
         views.close()
@@ -64,6 +69,7 @@ def lines_of(story: Story, level: str = "WARNING") -> list[str]:
         ([(0, "")], "INFO", "no restart, goodput not known"),
         ([(0, "*!"), (1, "*")], "WARNING", "1 restart (SIGKILL)"),
         ([(0, "!"), (1, "")], "WARNING", "1 restart (SIGKILL)"),
+        ([(0, "*~"), (1, "*")], "WARNING", "1 restart (SIGKILL)"),
         ([(0, "*!")], "WARNING", ""),
     ],
 )
