@@ -27,7 +27,7 @@ def _pattern(kind: Kind, expression: str, text: str, hint: str = "") -> Pattern:
 
 _MORE_SHM = (
     "give the container more shared memory (docker --shm-size, in Kubernetes an emptyDir of medium Memory at "
-    "/dev/shm); --clean-shm removes what dead generations left there"
+    "/dev/shm); --clean-shm removes what is left there and open nowhere"
 )
 
 PATTERNS = (

@@ -74,5 +74,5 @@ def check_shm(facts: PathFacts) -> Result:
         return Healthy("shm", f"{facts.path} can't be used: {facts.error}" if facts.error else "")
     left = f"{format_bytes(facts.free)} of {format_bytes(facts.total)} free at {facts.path}"
     if facts.free < _SHM_FULL_FRACTION * facts.total and facts.free < _SHM_FULL_BYTES:
-        return Unhealthy("shm", f"only {left}: --clean-shm removes what dead generations left there")
+        return Unhealthy("shm", f"only {left}: --clean-shm removes what is left there and open nowhere")
     return Healthy("shm", f"only {left}" if facts.free < _SHM_LOW_FRACTION * facts.total else "")
