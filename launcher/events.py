@@ -47,6 +47,8 @@ class LastWords:
     step: int | None = None
     exit_code: int | None = None
     error_number: int | None = None
+    ticks: int = 0
+    """Optimizer steps of this worker."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,11 @@ class Failure:
     words: LastWords | None = None
     stall_kind: str = ""
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def step(self) -> int | None:
+        """The failed rank's own step where it said it, otherwise the highest of this node's ranks."""
+        return self.words.step if self.words is not None and self.words.step is not None else self.progress.step
 
     @property
     def own(self) -> bool:

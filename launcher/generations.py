@@ -49,6 +49,10 @@ class GenerationRecord:
     """Highest step that the script told."""
     ticks: int = 0
     """Most optimizer steps that any rank made, counted by the hooks."""
+    failed_step: int | None = None
+    """The failed rank's own, from its last words: others may be ahead of it."""
+    failed_ticks: int = 0
+    """The same of its optimizer steps."""
     checkpoints: int = 0
     """Complete checkpoints heard of."""
     checkpoint_step: int | None = None
@@ -58,6 +62,12 @@ class GenerationRecord:
     resume_step: int | None = None
     uptime_s: float | None = None
     """How long its workers lived."""
+
+    @property
+    def failed_at(self) -> tuple[int | None, int]:
+        """Step and optimizer steps of the rank that failed, if it told any; otherwise how far any rank came."""
+        told = self.failed_step is not None or self.failed_ticks > 0
+        return (self.failed_step, self.failed_ticks) if told else (self.step, self.ticks)
 
 
 @dataclass(frozen=True)

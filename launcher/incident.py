@@ -130,7 +130,7 @@ def cause_of(
         message=words.message if words else "",
         traceback=words.traceback if words else "",
         place=words.place if words else "",
-        step=words.step if words and words.step is not None else failure.progress.step,
+        step=failure.step,
         evidence=evidence,
     )
 

@@ -217,7 +217,8 @@ def _same_failure(case: Case) -> Verdict | None:
     before, now = earlier[-1].record, case.record
     if not now.exception or is_passing(now) or _signature(before) != _signature(now):
         return None
-    at = f" at step {now.step}" if now.step is not None else f" after {now.ticks} optimizer step{plural(now.ticks)}"
+    step, ticks = now.failed_at
+    at = f" at step {step}" if step is not None else f" after {ticks} optimizer step{plural(ticks)}"
     where = f" in {now.place}" if now.place else ""
     pair = f"generations {before.generation} and {now.generation}"
     return _give_up(f"the same {exception_name(now)}{where}{at} ended {pair}: a restart would meet it again")
@@ -301,5 +302,6 @@ def _what(case: Case) -> str:
 
 def _signature(record: GenerationRecord) -> tuple[object, ...]:
     # Where the script tells no step, the same number of optimizer steps from the same checkpoint is the same step.
-    reached = (record.ticks, record.resume_step) if record.step is None else (record.step,)
+    step, ticks = record.failed_at
+    reached = (ticks, record.resume_step) if step is None else (step,)
     return (record.exception, record.place or record.message, reached)

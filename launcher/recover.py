@@ -52,7 +52,7 @@ def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
         failure.generation,
         failure.reason,
         failure.local_rank,
-        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.progress.step},
+        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.step},
     )
     stop = StopWorkers(
         failure.generation,
@@ -89,7 +89,7 @@ def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> 
         failure.generation,
         failure.reason,
         failure.local_rank,
-        fields={"kind": failure.kind.value, "at": failure.at},
+        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.step},
     )
     conclude = Conclude(failure, verdict.restart, verdict.reason)
     if not verdict.restart:
@@ -212,6 +212,8 @@ def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
         beaten=progress.beaten or state.beaten,
         step=progress.step,
         ticks=progress.ticks,
+        failed_step=words.step,
+        failed_ticks=words.ticks,
         checkpoints=progress.checkpoints,
         checkpoint_step=progress.checkpoint_step,
         resume_from=resume_path(state.world),

@@ -20,6 +20,7 @@ def last_words(message: Message, progress: ev.Progress) -> ev.Event:
         step=said.step,
         exit_code=said.exit_code,
         error_number=said.errno,
+        ticks=said.ticks,
     )
     return ev.WorkerFailing(message.generation, message.local_rank, words, progress)
 

@@ -233,3 +233,27 @@ while True: time.sleep(1)
     job.signal(signal.SIGINT)
     assert job.wait(20) == 143
     assert len(job.events("workers_started")) == 1
+
+
+def test_the_same_exception_at_the_failed_ranks_own_step_ends_the_job_though_others_run_ahead(
+    ftlaunch: Launcher, tmp_path: Path
+) -> None:
+    body = f"""
+import pathlib, threading
+from ftlaunch import heartbeat
+ahead, pause = pathlib.Path({str(tmp_path)!r}, f"ahead{{GEN}}"), threading.Event()
+if RANK == 0:
+    for step in range(51 + 1000 * GEN, 1000 * (GEN + 1)):
+        heartbeat.beat(step)
+        pause.wait(0.01)
+        if step % 1000 == 200: ahead.touch()
+heartbeat.beat(50)
+while not ahead.exists(): pause.wait(0.01)
+raise ValueError("bad data")
+"""
+    job = ftlaunch("--nproc-per-node", "2", write(tmp_path, body))
+    assert job.wait(60) == 76
+    assert [(event["rank"], event["step"]) for event in job.events("failure_detected")] == [(1, 50), (1, 50)]
+    reached = [max(e["step"] or 0 for e in job.events("progress") if e["generation"] == n) for n in (0, 1)]
+    assert 50 < reached[0] < 1000 < reached[1], "the others do"
+    assert "the same ValueError" in job.err and "at step 50 ended generations 0 and 1" in job.err

@@ -373,6 +373,20 @@ def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_w
     assert state.recovery is not None and state.recovery.delayed, "its own failure is"
 
 
+def test_the_step_of_a_failure_is_the_failed_ranks_own_and_progress_the_highest() -> None:
+    failed = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, ticks=6), ev.Progress(True, 9, 8)))
+    record = failed.state.history[-1]
+    assert (record.step, record.ticks, record.failed_at) == (9, 8, (7, 6))
+    assert [a.fields["step"] for a in failed.actions if isinstance(a, do.Record)] == [7]
+    silent = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, step=None), ev.Progress(True, 9, 8)))
+    assert silent.state.history[-1].failed_at == (9, 8), "it told none"
+    corrected = tell(failed.state, ev.WorkerExited(0, 0, -9, 1.0, ev.Progress(True, 9, 8)))
+    assert [(a.name, a.fields.get("step")) for a in corrected.actions if isinstance(a, do.Record)] == [
+        ("worker_exited", None),
+        ("cause_corrected", 9),
+    ]
+
+
 def test_what_only_another_node_heard_saved_is_progress_here() -> None:
     failed = tell(running(), exited(0, -9))
     assert the(do.Join, failed).joining.offers == {SAVED: [0, 0]}
