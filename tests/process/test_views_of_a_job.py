@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftlaunch.launcher.ftctl import __main__ as ftctl
+from support import procfs
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 
@@ -78,6 +80,46 @@ def test_a_job_with_a_fault(ftlaunch: Launcher, tmp_path: Path, capsys: pytest.C
     assert (incident["cause"], incident["rank"]) == ("SIGKILL", 1)
     assert incident["recovery_s"] == pytest.approx(sum(incident["phases_s"].values()), abs=1e-4)
     assert 0 < told["training_goodput"] < told["infrastructure_goodput"] < 1
+
+
+VICTIM_FIRST = """
+import os, pathlib, sys, threading
+from ftlaunch import heartbeat
+go, pause = pathlib.Path(sys.argv[1]), threading.Event()
+heartbeat.beat(1)
+while not go.exists():
+    pause.wait(0.01)
+if os.environ["FTLAUNCH_GENERATION"] == "0":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), 9)
+    raise RuntimeError("Connection closed by peer")
+heartbeat.beat(2)
+"""
+
+
+def test_the_last_line_tells_the_corrected_cause_when_a_victim_was_heard_first(
+    ftlaunch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(VICTIM_FIRST)
+    job = ftlaunch("--nproc-per-node", "2", "--standby", "off", script, go)
+    wait_until(lambda: job.events("training_resumed"), 30, "the first beat")
+    (started,) = job.events("workers_started")
+    # Both have failed before the agent can look, which listens to what was said before it counts the dead.
+    job.signal(signal.SIGSTOP)
+    try:
+        go.touch()
+        wait_until(lambda: not any(map(procfs.alive, started["pids"])), 30, "both ranks dead")
+    finally:
+        job.signal(signal.SIGCONT)
+    assert job.wait() == 0
+    assert [event["rank"] for event in job.events("failure_detected")] == [0]
+    assert [event["rank"] for event in job.events("cause_corrected")] == [1]
+    line = next(line for line in job.err.splitlines() if line.startswith("[ftlaunch] ran "))
+    assert "1 restart (SIGKILL)" in line
+    assert ftctl.run(["report", "--json", str(job.run_dir)]) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert (incident["cause"], incident["rank"]) == ("SIGKILL", 1)
 
 
 def test_a_short_job_that_went_well_says_nothing(ftlaunch: Launcher, tmp_path: Path) -> None:
