@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
