@@ -110,7 +110,10 @@ class Parked:
 
 @dataclass(frozen=True)
 class PeerFailed:
-    """Another node announced that this generation failed, or a member's lease ended."""
+    """Another node announced that this generation failed, or a member's lease ended.
+
+    Who waits at the end hears this however its generation ended, also when it was given up itself: it is needed again.
+    """
 
     generation: int
     node_id: str

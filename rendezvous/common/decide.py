@@ -278,7 +278,8 @@ def _some(names: list[str], at_most: int = 8) -> str:
 class Standing:
     """What this node is, and what its agent has been told already.
 
-    ``seated``: the generation it was last agreed to be in; ``asked``: the generation it asks for, while it does.
+    ``seated``: the generation it was last agreed to be in; ``asked``: the generation it asks for, while it does;
+    ``finished``: the generation in which its ranks all succeeded, so that it waits for the others.
     """
 
     node_id: str
@@ -286,12 +287,17 @@ class Standing:
     max_nodes: int
     seated: int | None = None
     asked: int | None = None
+    finished: int = -1
     told_failed: int = -1
     told_parked: int = -1
     told_growth: GrowthRecord | None = None
     told_closed: bool = False
     told_excluded: bool = False
     host: str = ""
+
+    def finishing(self, generation: int) -> Standing:
+        """Its ranks have succeeded: what made no difference while they were swept away is to be told again."""
+        return replace(self, finished=generation, told_failed=min(self.told_failed, generation - 1))
 
 
 def follow(view: View, standing: Standing) -> tuple[Standing, tuple[RendezvousEvent, ...]]:
@@ -347,20 +353,31 @@ def _ended(view: View, standing: Standing, seated: int) -> tuple[Standing, Rende
     failure = view.failures.get(seated)
     event: RendezvousEvent | None = None
     if failure is not None:
-        event = _failed(failure, standing.node_id)
+        event = _failed(failure, standing)
     elif view.table is not None and view.table.generation > seated:
         # The others would not have gone on without a failure on record; whatever hid it, they run and so must not we.
-        event = LeaseLost(seated, f"generation {view.table.generation} has begun without this node")
+        event = _given_up(seated, f"generation {view.table.generation} has begun without this node", standing)
     else:
         return standing, None
     return replace(standing, told_failed=seated), event
 
 
-def _failed(failure: FailureRecord, me: str) -> RendezvousEvent | None:
-    if failure.node_id == me:
+def _failed(failure: FailureRecord, standing: Standing) -> RendezvousEvent | None:
+    if failure.node_id == standing.node_id:
         if failure.kind is FailureKind.LOST:
-            return LeaseLost(failure.generation, f"the others have given this node up: {failure.reason}")
-        return None
-    if failure.kind is FailureKind.ASKED and not failure.counted:
+            reason = f"the others have given this node up: {failure.reason}"
+            return _given_up(failure.generation, reason, standing)
+        # Who asks for a new generation itself hears nothing of this; who does not was left out and let in again.
+        if failure.kind is not FailureKind.ASKED:
+            return None
+    # Who has finished has no ranks for which it would matter why: it is needed once more.
+    if failure.kind is FailureKind.ASKED and not failure.counted and standing.finished != failure.generation:
         return MembershipChanged(failure.generation, 0, f"{failure.node_id}: {failure.reason}", urgent=True)
     return PeerFailed(failure.generation, failure.node_id, failure.reason)
+
+
+def _given_up(generation: int, reason: str, standing: Standing) -> RendezvousEvent:
+    if standing.finished == generation:
+        # Its word that it has finished came too late, or not at all; no rank is left that would have to be fenced.
+        return PeerFailed(generation, standing.node_id, reason)
+    return LeaseLost(generation, reason)

@@ -104,6 +104,10 @@ class Part:
         self._announced = max(self._announced, generation)
         return self.failure(generation, FailureKind.FAILED, reason)
 
+    def finish(self, generation: int) -> None:
+        """All ranks of this node succeeded, and it waits for the others; to be followed by :meth:`hear`."""
+        self.standing = self.standing.finishing(generation)
+
     def record(self, address: str, peer_port: int) -> NodeRecord | None:
         """This node as the leader shall see it; ``None`` before it asked for anything."""
         joining, node = self._joining, self._node

@@ -159,6 +159,8 @@ class EtcdRendezvous:
         if view.closed is not None:
             return view.closed.exit_code if outcome is not Outcome.LEFT else exit_code
         if outcome is Outcome.FINISHED:
+            self._part.finish(generation)
+            asyncio.get_running_loop().call_soon(self._react)
             return await self._leaving.wait_for_all(generation, exit_code, timeout_s)
         if outcome is Outcome.FAILED:
             return await self._leaving.close_job(exit_code, reason, timeout_s)

@@ -177,6 +177,8 @@ class HubRendezvous:
         if closed is not None:
             return closed.exit_code if outcome is not Outcome.LEFT else exit_code
         if outcome is Outcome.FINISHED:
+            self._part.finish(generation)
+            self._loop.call_soon(self._react)
             self._say("finish", encode(FinishRecord(self._node.node_id, generation)))
             return await self._wait_for_end(exit_code, timeout_s)
         if outcome is Outcome.FAILED:
@@ -384,8 +386,9 @@ class HubRendezvous:
             reason = f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
             if self._waiting is None:
                 self._part.fence(reason)
-            else:
-                # Our ranks have succeeded; who should tell us that the others' have too is gone.
+            elif self._link.refused:
+                # Our ranks have succeeded; who should tell us that the others' have too is gone. After a cut it may
+                # need us once more, as it could not hear that we had finished.
                 log.warning("cannot wait for the other nodes: %s", reason)
                 self._stop_waiting(self._own_result)
         pause_s = min(left, _CLOCK_CHECK_S) if left > 0 else _CLOCK_CHECK_S

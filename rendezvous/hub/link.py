@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 from collections.abc import Callable
@@ -36,6 +37,8 @@ class Link:
         self._over = False
         self.valid_until = float("-inf")
         """Until when the hub counts on this node at least, on CLOCK_BOOTTIME; may be read from any thread."""
+        self.refused = False
+        """Whether nobody listens there any more, by the word of the host itself; may be read from any thread."""
 
     async def say(self, word: str, payload: bytes) -> None:
         """Say it now, and again after each new connection: the hub knows what it has heard before."""
@@ -73,8 +76,11 @@ class Link:
                 connecting = asyncio.open_connection(host, self._settings.port, limit=LINE_LIMIT)
                 reader, writer = await asyncio.wait_for(connecting, _CONNECT_S)
             except (OSError, asyncio.TimeoutError) as error:
+                # Of several addresses, asyncio keeps only the text.
+                self.refused = f"[Errno {errno.ECONNREFUSED}]" in str(error)
                 self._trouble(f"the rendezvous at {target} cannot be reached: {_reason(error)}")
             else:
+                self.refused = False
                 heard = await self._session(hello, reader, writer)
                 failed = 0 if heard else failed
                 self._trouble(f"the connection to the rendezvous at {target} ended")

@@ -217,6 +217,32 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(server: EtcdCluster) 
     asyncio.run(scenario())
 
 
+def test_who_is_cut_off_while_it_finishes_is_called_back_once_the_cut_heals(server: EtcdCluster) -> None:
+    async def scenario() -> None:
+        async with proxy(server.members[0].client_port) as way:
+            job = job_at(server.endpoints, 2.0)
+            cut_off = replace(job, endpoints=parse_endpoints(way.endpoint)[0])
+            async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
+                a.start()
+                b.start()
+                await world_of(0, a, b)
+                way.freeze()
+                waiting = [asyncio.ensure_future(agent.finish(0, limit_s=60.0)) for agent in (a, b)]
+                assert (await a.hear(PeerFailed, 0)).node_id == "b"
+                a.join(1)
+                assert not waiting[1].done()
+                # What b had on the way when it was cut off is lost.
+                way.cut()
+                way.thaw()
+                assert (await b.hear(PeerFailed, 0)).node_id == "b"
+                b.join(1)
+                await world_of(1, a, b)
+                await asyncio.gather(*waiting)
+                assert await asyncio.gather(a.finish(1), b.finish(1)) == [0, 0]
+
+    asyncio.run(scenario())
+
+
 def test_connections_that_break_all_the_time_do_no_harm(server: EtcdCluster) -> None:
     async def scenario() -> None:
         async with proxy(server.members[0].client_port) as way, pair(job_at(way.endpoint)) as (a, b):

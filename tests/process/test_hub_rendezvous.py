@@ -337,3 +337,46 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(job: HubSettings) -> 
         await asyncio.gather(*(one_round(replace(job, port=port, node_timeout_s=2.0)) for port in ports))
 
     asyncio.run(scenario())
+
+
+def test_who_is_cut_off_while_it_finishes_is_called_back_once_the_cut_heals(job: HubSettings) -> None:
+    job = replace(job, node_timeout_s=2.0)
+
+    async def scenario() -> None:
+        async with proxy(job.port) as way:
+            cut_off = replace(job, port=way.port, is_host=False)
+            async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
+                a.start()
+                b.start()
+                await world_of(0, a, b)
+                way.freeze()
+                waiting = [asyncio.ensure_future(agent.finish(0, limit_s=60.0)) for agent in (a, b)]
+                assert (await a.hear(PeerFailed, 0)).node_id == "b"
+                a.join(1)
+                assert not waiting[1].done()
+                way.cut()
+                way.thaw()
+                assert (await b.hear(PeerFailed, 0)).node_id == "b"
+                b.join(1)
+                await world_of(1, a, b)
+                assert await asyncio.gather(*waiting, a.finish(1), b.finish(1)) == [0] * 4
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_at_the_end_for_a_host_that_is_gone_ends_with_its_own_result(job: HubSettings) -> None:
+    job = replace(job, node_timeout_s=2.0)
+
+    async def scenario() -> None:
+        async with agents(job, "a") as (a,):
+            a.start()
+            await until(lambda: a.rendezvous._hub is not None)
+            async with agents(replace(job, is_host=False), "b") as (b,):
+                b.start()
+                await world_of(0, a, b)
+                waiting = asyncio.ensure_future(b.finish(0, code=0, limit_s=60.0))
+                await a.rendezvous.close()
+                a.started = False
+                assert await asyncio.wait_for(waiting, 20.0) == 0
+
+    asyncio.run(scenario())

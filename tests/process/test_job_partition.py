@@ -92,6 +92,33 @@ def test_who_is_cut_off_has_stopped_before_the_others_go_on(
         assert not later or last < min(later), f"generation {generation} wrote after the next had begun"
 
 
+def test_a_cut_while_the_job_ends_costs_a_generation_and_not_the_job(
+    ftlaunch: Launcher, network: Hosts, endpoint: str, tmp_path: Path
+) -> None:
+    script, end = tmp_path / "train.py", tmp_path / "end"
+    script.write_text(BODY)
+
+    def start(host: str) -> Job:
+        return ftlaunch(
+            *("--allow-multiple-agents-per-node", "--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint),
+            *("--rdzv-id", "cable", "--rdzv-conf", f"node_timeout={NODE_TIMEOUT_S},call_timeout=1", "--nnodes", "2"),
+            *(script, tmp_path / f"log-{host}", end),
+            prefix=network.on(host),
+        )
+
+    a, b = start("a"), start("b")
+    wait_for_both(tmp_path, 0)
+    network.cable("b", "down")
+    end.touch()
+    wait_until(lambda: a.events("job_ending") and b.events("job_ending"), 10, "all ranks have succeeded")
+    wait_until(lambda: a.events("failure_detected"), 30, "the host that is cut off is given up")
+    assert b.process.poll() is None
+    network.cable("b", "up")
+    assert [job.wait(60) for job in (a, b)] == [0, 0]
+    for job in (a, b):
+        assert [event["generation"] for event in job.events("job_ending")] == [0, 1]
+
+
 def wait_for_both(folder: Path, rounds: int) -> int:
     """Until both hosts have run together once more than ``rounds`` times; returns that generation."""
 

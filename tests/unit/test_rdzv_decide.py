@@ -319,6 +319,13 @@ def test_a_failure_is_not_told_to_who_asks_for_the_next_generation_already() -> 
     assert follow(failed("ab"), standing("b", seated=0, asked=1))[1] == ()
 
 
+def test_who_was_left_out_and_let_in_again_before_it_heard_of_it_hears_that_its_generation_is_over() -> None:
+    view = failed("ab", kind=FailureKind.ASKED, counted=False)
+    (event,) = follow(view, standing("a", seated=0))[1]
+    assert isinstance(event, MembershipChanged)
+    assert follow(view, standing("a", seated=0, asked=1))[1] == ()
+
+
 def test_an_uncounted_request_arrives_as_a_change_of_members() -> None:
     (event,) = follow(failed("ab", kind=FailureKind.ASKED, counted=False), standing("b", seated=0))[1]
     assert isinstance(event, MembershipChanged)
@@ -330,6 +337,30 @@ def test_an_uncounted_request_arrives_as_a_change_of_members() -> None:
 def test_who_is_given_up_by_the_others_stops_at_once() -> None:
     (event,) = follow(failed("ab", kind=FailureKind.LOST), standing("a", seated=0))[1]
     assert isinstance(event, LeaseLost)
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        failed("ab", kind=FailureKind.LOST),
+        View(table=table("ab"), failures={0: failure(kind=FailureKind.ASKED, who="b", counted=False)}),
+        running("bx", 1),
+    ],
+    ids=["given up", "a new one is wanted", "gone on without it"],
+)
+def test_who_waits_at_the_end_is_called_back_however_its_generation_ended(ended: View) -> None:
+    waits = standing("a", seated=0).finishing(0)
+    after, (event,) = follow(ended, waits)
+    assert isinstance(event, PeerFailed)
+    assert event.generation == 0
+    assert follow(ended, after)[1] == ()
+
+
+def test_what_was_told_while_finished_ranks_were_swept_is_told_again() -> None:
+    swept, (event,) = follow(failed("ab", kind=FailureKind.LOST), standing("a", seated=0))
+    assert isinstance(event, LeaseLost)
+    (event,) = follow(failed("ab", kind=FailureKind.LOST), swept.finishing(0))[1]
+    assert isinstance(event, PeerFailed)
 
 
 def test_a_generation_that_began_without_this_node_stops_it() -> None:

@@ -39,6 +39,7 @@ from ftlaunch.rendezvous.interface import (
     Exclusion,
     MembershipChanged,
     Parked,
+    PeerFailed,
     RendezvousEvent,
     WorldAgreed,
 )
@@ -79,11 +80,13 @@ class Meeting:
 
     def happen(self) -> None:
         rare = [self.arrive, self.die, self.fail, self.ask, self.finish, self.wait, self.exclude, self.readmit]
+        rare.append(self.finish_unheard)
         self.random.choice([*rare, *[self.turn] * 6, self.clear])()
 
     def arrive(self) -> None:
-        name = self.random.choice(NAMES)
-        if name not in self.agents:
+        name, table = self.random.choice(NAMES), self.view.table
+        # An agent's id is its own: none comes back into the seat of one that died.
+        if name not in self.agents and (table is None or table.rank_of(name) is None):
             self.arrivals += 1
             self.agents[name] = Agent(
                 Standing(name, "run", self.limits.max_nodes, asked=0, host=f"h-{name}"), self.arrivals
@@ -127,6 +130,14 @@ class Meeting:
         agent = self.working()
         if agent is not None and self.view.table is not None:
             self.finished[agent.standing.node_id] = self.view.table.generation
+            agent.standing = agent.standing.finishing(self.view.table.generation)
+
+    def finish_unheard(self) -> None:
+        """Cut off while it finishes, and given up; then the cut heals."""
+        agent = self.working()
+        if agent is not None and self.view.table is not None:
+            agent.standing = agent.standing.finishing(self.view.table.generation)
+            self.put_failure(FailureKind.LOST, agent.standing.node_id)
 
     def wait(self) -> None:
         self.now += self.random.choice([0.1, 1.0, LAST_CALL_S])
@@ -213,6 +224,9 @@ class Meeting:
                 del self.agents[agent.standing.node_id]
                 continue
             ends = not isinstance(event, (WorldAgreed, Parked, Closed))
+            if agent.standing.finished == agent.standing.seated:
+                # An agent that waits at the end leaves it for nothing else.
+                ends = isinstance(event, PeerFailed)
             agent.clears = ends and not (isinstance(event, MembershipChanged) and event.waiting)
 
     def require_new(self, agent: Agent, before: Standing, event: RendezvousEvent) -> None:
@@ -253,6 +267,9 @@ def test_whatever_happens_all_members_of_a_generation_come_to_know_it_or_its_end
     if view.closed is not None:
         assert all(agent.standing.told_closed for agent in agents.values())
         return
+    for agent in agents.values():
+        runs = view.failure is None and view.table is not None and agent.standing.seated == view.table.generation
+        assert runs or agent.standing.asked is not None, "neither in a running generation nor asks for one"
     if view.table is None or view.failure is not None:
         waiting = [agent for agent in agents.values() if is_available(agent.node, view)]
         assert len(waiting) < meeting.limits.min_nodes, "enough are there, and nothing is agreed on"
