@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def end(step: int, parameters: Iterable[torch.Tensor]) -> None:
     for tensor in parameters:
         digest.update(tensor.detach().numpy().tobytes())
     _write(end=step, digest=digest.hexdigest())
+    # Who closes its connections while another one still reads the last collective from them makes that one fail.
+    ended = f"ended-{os.environ['FTLAUNCH_GENERATION']}"
+    (out / f"{ended}-{os.environ['RANK']}").touch()
+    while len(list(out.glob(f"{ended}-*"))) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
 
 
 def _write(**facts: object) -> None:

@@ -122,7 +122,8 @@ def check_lives(story: Story, stage: Stage, kills: Sequence[Kill]) -> None:
     afters = [0, *(kill.resumes_after for kill in kills)]
     generations = range(len(afters))
     assert [story.of(number, "begin") for number in generations] == [[after] for after in afters]
-    assert story.told("rendezvous_completed", "resume_step") == [after or None for after in afters]
+    resumed = story.told("rendezvous_completed", "resume_step")
+    assert resumed == [after or None for after in afters], story.job.err[-3000:]
     assert [story.of(number, "resume_step") for number in generations] == [[after or None] for after in afters]
     assert story.told("training_resumed", "generation") == list(generations)
     reasons = [reason.removeprefix(f"skipped {story.folder / 'saved'}/") for reason in skipped(story)]
