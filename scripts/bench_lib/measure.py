@@ -51,6 +51,8 @@ def _pss_bytes(pid: int) -> int:
 def _cpu_s(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        used = int(fields[11]) + int(fields[12])
+    except (OSError, IndexError):
+        # It has ended: the kernel refuses, or gives an empty text.
         return 0.0
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+    return used * _TICK_S
