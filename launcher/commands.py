@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import clock, cluster
 from ftlaunch.launcher import events as ev
@@ -24,50 +24,12 @@ from ftlaunch.launcher.table import ALIVE
 from ftlaunch.rendezvous.interface import ExclusionWish, RendezvousError
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.listener import Heard
-    from ftlaunch.heartbeat.watch import Watch
-    from ftlaunch.launcher.agent import Agent
-    from ftlaunch.launcher.config import Config
-    from ftlaunch.launcher.crew import Crew
-    from ftlaunch.launcher.narrator import Narrator
-    from ftlaunch.launcher.peers import Peers
-    from ftlaunch.launcher.plan import DumpFiles
+    from ftlaunch.launcher.office import Office
 
 SOCKET_NAME = "control"
 _MAX_REASON = 500
 _STOP = "stop"
 _STOP_LIMIT_S = 2.0
-
-
-class Ear(Protocol):
-    """What is known of the ranks from their beats."""
-
-    on_message: Callable[[Heard], None] | None
-
-    @property
-    def watch(self) -> Watch:
-        """All ranks of the generation, and how long they may be silent."""
-
-    @property
-    def tell(self) -> Callable[..., None]:
-        """Writes an event of what is heard."""
-
-    def progress(self) -> ev.Progress:
-        """How far the generation came."""
-
-
-@dataclass(frozen=True)
-class Office:
-    """The parts of a job that requests are about. ``run`` is the run directory, empty for none."""
-
-    agent: Agent
-    crew: Crew
-    ear: Ear
-    narrator: Narrator
-    config: Config
-    dumps: DumpFiles
-    run: str
-    peers: Peers
 
 
 class Control:

@@ -37,6 +37,7 @@ from ftlaunch.launcher.guard import Guard
 from ftlaunch.launcher.hearing import Hearing
 from ftlaunch.launcher.narrator import Narrator, Stopped
 from ftlaunch.launcher.node import Node, WatchedCrew
+from ftlaunch.launcher.office import Office
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
@@ -178,7 +179,7 @@ class Job:
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
         agent, crew, narrator, node = self._build(hearing)
         run = str(self.place.run.path) if self.place.run is not None else ""
-        office = commands.Office(agent, crew, hearing, narrator, self.config, self.dumps, run, self.peers)
+        office = Office(agent, crew, hearing, narrator, self.config, self.dumps, run, self.peers)
         control = await commands.serve(office, hearing.endpoint.directory)
         self._settle_in(crew, guard, control.path)
         await self.views.open(hearing.watch, crew.pool.ready if crew.pool is not None else None)

@@ -12,7 +12,7 @@ from ftlaunch.launcher.spare_room import resident_bytes
 from ftlaunch.launcher.state import WorkerStatus
 
 if TYPE_CHECKING:
-    from ftlaunch.launcher.commands import Office
+    from ftlaunch.launcher.office import Office
 
 
 def this_node(office: Office, began_at: float, now: float) -> dict[str, Any]:

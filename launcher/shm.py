@@ -13,8 +13,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from ftlaunch.launcher.gpu.model import format_bytes
 from ftlaunch.launcher.quick_look import SHM, Identity, shm_files
+from ftlaunch.launcher.sizes import format_bytes
 
 _MAX_NAMED = 5
 

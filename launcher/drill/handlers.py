@@ -22,9 +22,9 @@ from ftlaunch.launcher.control import RequestError
 if TYPE_CHECKING:
     from ftlaunch.heartbeat.listener import Heard
     from ftlaunch.heartbeat.wire import Message
-    from ftlaunch.launcher.commands import Office
     from ftlaunch.launcher.drill.board import Board, OwnGroup
     from ftlaunch.launcher.drill.plan import Fault
+    from ftlaunch.launcher.office import Office
 
 _STEPS = (MessageKind.BEAT, MessageKind.TICK)
 _VARIABLE = "FTLAUNCH_DRILLS"

@@ -9,8 +9,8 @@ from ftlaunch.launcher.evidence import patterns
 from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, Confidence, Diagnosis, Kind, NodeEvidence, RankEvidence
 from ftlaunch.launcher.evidence.oom import OomKill
 from ftlaunch.launcher.exit_codes import signal_name
-from ftlaunch.launcher.gpu.model import format_bytes
 from ftlaunch.launcher.health.gpus import HARDWARE_XIDS
+from ftlaunch.launcher.sizes import format_bytes
 
 _SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _LOW_SHM = 0.05

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ftlaunch.launcher.sizes import format_bytes
+
 
 @dataclass(frozen=True)
 class Device:
@@ -82,13 +84,3 @@ class Holder:
     def __str__(self) -> str:
         held = f" holds {format_bytes(self.used)}" if self.used else ""
         return f"pid {self.pid} ({self.name or 'not visible from here'}){held}"
-
-
-def format_bytes(count: int) -> str:
-    """``64 MiB``, ``1.5 GiB``: whole numbers without a fraction, one digit otherwise."""
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" or size.is_integer() else f"{size:.1f} {unit}"

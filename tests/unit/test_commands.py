@@ -15,10 +15,11 @@ from ftlaunch.launcher import commands
 from ftlaunch.launcher import events as ev
 from ftlaunch.launcher.actions import Manner, StopWorkers
 from ftlaunch.launcher.agent import Agent
-from ftlaunch.launcher.commands import Desk, Office
+from ftlaunch.launcher.commands import Desk
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
 from ftlaunch.launcher.control import RequestError
 from ftlaunch.launcher.incident import FailureCause, Incident, Verdict
+from ftlaunch.launcher.office import Office
 from ftlaunch.launcher.peers import Peers
 from ftlaunch.launcher.policy import judge
 from ftlaunch.launcher.present import describe_cause, describe_limit
