@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 
-from ftlaunch.launcher.signals import EarlySignals
+from ftlaunch.launcher.processes.signals import EarlySignals
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EAGAIN)
 _UNHEALTHY = 75
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _run(early: EarlySignals) -> int:
-    from ftlaunch.launcher.ulimits import require_room
+    from ftlaunch.launcher.host.ulimits import require_room
 
     # Before what would fail for it in the middle of an import.
     require_room()
@@ -48,9 +48,9 @@ def _run(early: EarlySignals) -> int:
 
     # Before anything else is opened: it must not get the number of a standard stream that is closed.
     ensure_standard_fds()
-    from ftlaunch.launcher import cli
+    from ftlaunch.launcher.cli import command_line
 
-    parsed = cli.parse(sys.argv[1:], os.environ)
+    parsed = command_line.parse(sys.argv[1:], os.environ)
     from ftlaunch.launcher.job import run_job
 
     return run_job(parsed, early)

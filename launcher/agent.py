@@ -1,4 +1,4 @@
-"""The one loop: events in, decisions out, actions carried out. Everything that decides is in :mod:`.decide`.
+"""The one loop: events in, decisions out, actions carried out. What decides is in :mod:`.decision`.
 
 Order is guaranteed: an event is decided on only after all actions of the event before it were begun. Actions that take
 time run as tasks and come back as events.
@@ -13,14 +13,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
-from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.decide import decide
+from ftlaunch.launcher.decision import actions as do
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.decide import decide
+from ftlaunch.launcher.decision.generations import GenerationRecord
+from ftlaunch.launcher.decision.state import Judge, State
 from ftlaunch.launcher.errors import InvalidTransition, NodeUnfit, UsageError
-from ftlaunch.launcher.generations import GenerationRecord
 from ftlaunch.launcher.secrecy import hide, is_secret
-from ftlaunch.launcher.state import Judge, State
 from ftlaunch.rendezvous.interface import (
     Exclusion,
     ExclusionAnswer,

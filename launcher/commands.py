@@ -13,18 +13,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ftlaunch.launcher import clock, cluster
-from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.control import ControlServer, RequestError
+from ftlaunch.launcher import clock
+from ftlaunch.launcher.control.control_socket import ControlServer, RequestError
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.state import Phase
+from ftlaunch.launcher.decision.table import ALIVE
 from ftlaunch.launcher.drill import handlers as drills
-from ftlaunch.launcher.evidence_stacks import StackCollector, kernel_view
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.state import Phase
-from ftlaunch.launcher.table import ALIVE
+from ftlaunch.launcher.hearing.stacks import StackCollector, kernel_view
+from ftlaunch.launcher.views import cluster
 from ftlaunch.rendezvous.interface import ExclusionWish, RendezvousError
 
 if TYPE_CHECKING:
-    from ftlaunch.launcher.office import Office
+    from ftlaunch.launcher.control.office import Office
 
 SOCKET_NAME = "control"
 _MAX_REASON = 500
@@ -88,7 +89,7 @@ class Desk:
 
         With ``this_node`` nobody else is asked.
         """
-        from ftlaunch.launcher import overview
+        from ftlaunch.launcher.views import overview
 
         state = self._office.agent.state
         nodes = len(state.world.members) if state.world is not None else 1
@@ -99,7 +100,7 @@ class Desk:
 
     def _describe(self) -> Mapping[str, Any]:
         # Loaded when it is first asked for: most jobs are never looked at, and all of them start.
-        from ftlaunch.launcher import present
+        from ftlaunch.launcher.views import present
 
         return present.this_node(self._office, self._began_at, clock.monotonic())
 

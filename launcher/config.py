@@ -1,4 +1,4 @@
-"""What the job should be: frozen, resolved once from flags, environment and defaults (:mod:`.resolve`).
+"""What the job should be: frozen, resolved once from flags, environment and defaults (:mod:`.cli.resolve`).
 
 No module reads ``os.environ`` or ``sys.argv`` after this. Durations are seconds and end in ``_s``.
 """

@@ -8,106 +8,48 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftlaunch.launcher import (
-    abandoned,
-    bystanders,
-    clock,
-    commands,
-    kernel,
-    meeting,
-    numa,
-    parent,
-    signals,
-    staleness,
-    ulimits,
-)
-from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import events as ev
+from ftlaunch.launcher import clock, commands, meeting
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.config import CommandKind, Config, RestartConfig, StandbyMode
-from ftlaunch.launcher.crew import Crew, Rank
+from ftlaunch.launcher.control.office import Office
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.generations import GenerationRecord
+from ftlaunch.launcher.decision.policy import Verdict, judge
+from ftlaunch.launcher.decision.recover import SAVED, most_saved
+from ftlaunch.launcher.decision.state import State
+from ftlaunch.launcher.ending import Ending
 from ftlaunch.launcher.errors import FtlaunchError
-from ftlaunch.launcher.generations import GenerationRecord
-from ftlaunch.launcher.guard import Guard
-from ftlaunch.launcher.hearing import Hearing
+from ftlaunch.launcher.hearing.ear import Hearing
+from ftlaunch.launcher.hearing.peers import Peers
+from ftlaunch.launcher.host import kernel, numa, parent, ulimits
+from ftlaunch.launcher.journal.retention import prune_in_background
+from ftlaunch.launcher.journal.rundir import RunDir, owner_facts, point_latest, this_owner
 from ftlaunch.launcher.narrator import Narrator, Stopped
-from ftlaunch.launcher.node import Node, WatchedCrew
-from ftlaunch.launcher.office import Office
+from ftlaunch.launcher.node.node import Node, WatchedCrew
 from ftlaunch.launcher.output.console import Console
-from ftlaunch.launcher.output.files import LogLayout, choose_layout
 from ftlaunch.launcher.output.pump import OutputPump
-from ftlaunch.launcher.peers import Peers
-from ftlaunch.launcher.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
-from ftlaunch.launcher.policy import Verdict, judge
-from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.recover import SAVED, most_saved
-from ftlaunch.launcher.retention import prune_in_background
-from ftlaunch.launcher.rundir import RunDir, open_run_dir, owner_facts, point_latest, this_owner
+from ftlaunch.launcher.place import Place, open_place
+from ftlaunch.launcher.processes import abandoned, bystanders, signals
+from ftlaunch.launcher.processes.guard import Guard
+from ftlaunch.launcher.ranks import staleness
+from ftlaunch.launcher.ranks.crew import Crew
+from ftlaunch.launcher.ranks.output import RankOutput
+from ftlaunch.launcher.ranks.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
+from ftlaunch.launcher.ranks.standby import StandbyPool
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.secrecy import redact
-from ftlaunch.launcher.standby import StandbyPool
-from ftlaunch.launcher.state import State
-from ftlaunch.launcher.views import Views
+from ftlaunch.launcher.views.views import Views
 from ftlaunch.rendezvous.interface import Member, Publish, RendezvousError, World
 
 if TYPE_CHECKING:
-    from ftlaunch.launcher.cli import Parsed
-    from ftlaunch.launcher.node_keeper import NodeKeeper
+    from ftlaunch.launcher.cli.command_line import Parsed
+    from ftlaunch.launcher.node.keeper import NodeKeeper
     from ftlaunch.launcher.resume import Resume
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a job leaves its traces."""
-
-    run: RunDir | None
-    layout: LogLayout
-    events: EventLog
-
-
-class RankOutput:
-    """The crew's view of the output pump."""
-
-    def __init__(self, pump: OutputPump, role: str) -> None:
-        self._pump = pump
-        self._role = role
-
-    def attach(self, rank: Rank) -> tuple[int, int]:
-        """Pipes for a rank that is about to be spawned."""
-        pipes = self._pump.attach(rank.generation, rank.rank, rank.local_rank, self._role)
-        return pipes.stdout_fd, pipes.stderr_fd
-
-    def attach_idle(self, token: Hashable) -> tuple[int, int]:
-        """Pipes for a process that is no rank yet."""
-        pipes = self._pump.attach_idle(token)
-        return pipes.stdout_fd, pipes.stderr_fd
-
-    def promote(self, token: Hashable, rank: Rank) -> None:
-        """It has become this rank."""
-        self._pump.promote(token, rank.generation, rank.rank, rank.local_rank, self._role)
-
-    def discard(self, token: Hashable) -> None:
-        """It never will."""
-        self._pump.discard(token)
-
-    async def drained(self, generation: int) -> None:
-        """Everything that dead ranks wrote is where it belongs."""
-        await self._pump.drained(generation)
-
-
-def open_place(config: Config, say: Say) -> Place:
-    """Make the run directory and choose the log layout. Raises :class:`UsageError` for what the user named."""
-    job = config.rendezvous.job_id or os.path.basename(config.command.target)
-    run, problem = open_run_dir(config.logs.run_dir, config.environment, job)
-    if problem:
-        say.warning(problem)
-    layout = choose_layout(config.logs.log_dir, run.path if run else None, config.rendezvous.job_id)
-    return Place(run, layout, EventLog(run.events if run else None, say.warning))
 
 
 def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
@@ -155,6 +97,7 @@ class Job:
         self.lifeline = Lifeline()
         self.dumps = DumpFiles(config.workers.nproc)
         self.flags = Flags()
+        self.ending = Ending(config, place, self.pump, say)
         self.views = Views(config, place.events, say, place.run.run_id if place.run is not None else "")
 
     async def run(self) -> tuple[int, str]:
@@ -164,7 +107,7 @@ class Job:
         try:
             return await self._run_with(hearing, guard)
         except FtlaunchError as error:
-            self._note_end(int(error.exit_code), str(error))
+            self.ending.note(int(error.exit_code), str(error))
             raise
         finally:
             self.views.close()
@@ -200,7 +143,9 @@ class Job:
             await agent.close()
             await control.close()
             signals.detach(asyncio.get_running_loop(), (*self._signals(), signal.SIGCHLD))
-        return self._conclude(end, agent.state, narrator, crew)
+        self.pump.close()
+        self.views.conclude()
+        return self.ending.conclude(end, agent.state, narrator)
 
     def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator, Node]:
         binding = numa.affinity(self.config)
@@ -251,9 +196,9 @@ class Job:
         return node
 
     def _make_keeper(self, node: Node, agent: Agent, crew: Crew, hearing: Hearing) -> NodeKeeper:
-        from ftlaunch.launcher.facts import Facts
-        from ftlaunch.launcher.inquiry import Inquiry
-        from ftlaunch.launcher.node_keeper import NodeKeeper
+        from ftlaunch.launcher.evidence.inquiry import Inquiry
+        from ftlaunch.launcher.node.facts import Facts
+        from ftlaunch.launcher.node.keeper import NodeKeeper
 
         keeper = NodeKeeper(self.config, self.marker, node, agent, self._tell)
         keeper.standbys = lambda: crew.pool.pids() if crew.pool is not None else ()
@@ -327,33 +272,6 @@ class Job:
     def _signals(self) -> Collection[int]:
         stop = self.config.stop
         return {*(stop.signals or signals.DEFAULT_SIGNALS), *stop.preempt_signals}
-
-    def _conclude(self, end: do.Exit, state: State, narrator: Narrator, crew: Crew) -> tuple[int, str]:
-        from ftlaunch.launcher import ending
-
-        self.pump.close()
-        self.views.conclude()
-        self._note_end(end.exit_code, end.reason)
-        if end.exit_code != 0:
-            self._leave_reason(end, narrator)
-        if end.exit_code == 0 or narrator.failure is None or state.failure is None:
-            return end.exit_code, ""
-        return ending.report(self, end, state, narrator)
-
-    def _note_end(self, exit_code: int, reason: str) -> None:
-        if self.place.run is not None:
-            facts = {"finished": True, "exit_code": exit_code, "reason": reason}
-            self.place.run.describe(facts, self.say.warning)
-
-    def _leave_reason(self, end: do.Exit, narrator: Narrator) -> None:
-        """For whoever looks why the container ended."""
-        from ftlaunch.launcher.health.termination_log import choose_path, write_termination_log
-
-        diagnosis = narrator.incident.diagnosis if narrator.incident is not None else None
-        lines = [end.reason, *([str(diagnosis)] if diagnosis is not None else [])]
-        note = write_termination_log(choose_path(self.config.node.termination_log), "\n".join(lines) + "\n")
-        if note:
-            self.say.warning(note)
 
 
 def _judge(config: RestartConfig, spent: int, history: tuple[GenerationRecord, ...], now: float) -> Verdict:

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ftlaunch.launcher import actions as do
 from ftlaunch.launcher import clock
-from ftlaunch.launcher.events import Failure, FailureKind
-from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.rundir import RunDir
+from ftlaunch.launcher.decision import actions as do
+from ftlaunch.launcher.decision.events import Failure, FailureKind
+from ftlaunch.launcher.decision.state import State, WorkerState
+from ftlaunch.launcher.journal.records import EventLog
+from ftlaunch.launcher.journal.rundir import RunDir
 from ftlaunch.launcher.say import Say
-from ftlaunch.launcher.state import State, WorkerState
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.evidence.case import Case
-    from ftlaunch.launcher.incident import FailureCause, Incident, Moment, RankEnd
-    from ftlaunch.launcher.inquiry import Inquiry
+    from ftlaunch.launcher.evidence.inquiry import Inquiry
+    from ftlaunch.launcher.journal.incident import FailureCause, Incident, Moment, RankEnd
 
 PHASES = (
     "failure_detected",
@@ -51,7 +51,7 @@ class Stopped:
 
 
 class Investigating(Protocol):
-    """Who knows the one that finds out why ranks died; see :class:`ftlaunch.launcher.node.Node`."""
+    """Who knows the one that finds out why ranks died; see :class:`ftlaunch.launcher.node.node.Node`."""
 
     @property
     def inquiry(self) -> Inquiry | None:
@@ -114,7 +114,7 @@ class Narrator:
 
     def conclude(self, action: do.Conclude, state: State) -> None:
         """The generation's fate is decided: begin its incident and tell the user."""
-        from ftlaunch.launcher.incident import Incident
+        from ftlaunch.launcher.journal.incident import Incident
 
         self.settle()
         failure = action.failure
@@ -211,7 +211,7 @@ class Narrator:
             self._write()
 
     def _cause(self, failure: Failure, state: State) -> FailureCause:
-        from ftlaunch.launcher.incident import cause_of
+        from ftlaunch.launcher.journal.incident import cause_of
 
         worker = state.workers.get(failure.local_rank) if failure.local_rank is not None else None
         return cause_of(
@@ -251,12 +251,12 @@ class Narrator:
         self._write()
 
     def _timeline(self) -> tuple[Moment, ...]:
-        from ftlaunch.launcher.incident import Moment
+        from ftlaunch.launcher.journal.incident import Moment
 
         return tuple(Moment(name, at) for name, at in self._moments.items())
 
     def _write(self) -> None:
-        from ftlaunch.launcher.incident import write_incident
+        from ftlaunch.launcher.journal.incident import write_incident
 
         if self._run is not None and self.incident is not None:
             with contextlib.suppress(OSError):
@@ -282,7 +282,7 @@ def _rank_ends(state: State, stopped: Stopped) -> tuple[RankEnd, ...]:
 
 
 def _rank_end(state: State, worker: WorkerState, stopped: Stopped) -> RankEnd:
-    from ftlaunch.launcher.incident import RankEnd
+    from ftlaunch.launcher.journal.incident import RankEnd
 
     killed = worker.pid in stopped.killed and worker.exit_code == -9
     asked = worker.pid in stopped.asked and not killed

@@ -17,10 +17,10 @@ from ftlaunch.launcher.checkpoints import child
 from ftlaunch.launcher.checkpoints.choose import choose
 from ftlaunch.launcher.checkpoints.model import Choice, Skipped, View
 from ftlaunch.launcher.config import CheckpointConfig
+from ftlaunch.launcher.decision.generations import GenerationRecord, poisoned_paths
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.generations import GenerationRecord, poisoned_paths
-from ftlaunch.launcher.process import SpawnSpec, WorkerProcess, spawn
+from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
 
 
 class Resume:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ftlaunch.launcher.options import GROUPS, OPTIONS, Option
+from ftlaunch.launcher.cli.options import GROUPS, OPTIONS, Option
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "options.md"
 HEAD = """\
 # Options
 
-Written from the table in `launcher/options.py` by `scripts/document_options.py`; the same text as `ftlaunch --help`.
+Written from `launcher/cli/options.py` by `scripts/document_options.py`; the same text as `ftlaunch --help`.
 
 Every option may be written with `_` for `-`. The command line beats the environment, which beats the default.
 torchrun's options keep their `PET_*` variables and their unambiguous abbreviations. A flag's variable takes `1`/`0`,

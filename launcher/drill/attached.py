@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher import clock, guardian
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill.asserts import Budgets, Finding, Injection, Life, injection_of, judge
 from ftlaunch.launcher.drill.machinery import wait_for
 from ftlaunch.launcher.drill.plan import Fault, Kind, Plan, to_json
 from ftlaunch.launcher.drill.result import Report
 from ftlaunch.launcher.drill.table import describe
 from ftlaunch.launcher.drill.tail import Tail, Waiter
-from ftlaunch.launcher.records import EVENTS_FILE
-from ftlaunch.launcher.rundir import is_running, read_run_file
+from ftlaunch.launcher.journal.records import EVENTS_FILE
+from ftlaunch.launcher.journal.rundir import is_running, read_run_file
+from ftlaunch.launcher.processes import guardian
 
 _GIVE_UP_S = 10.0
 _UNDETECTED_S = 60.0

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from ftlaunch.heartbeat.wire import Kind as MessageKind
 from ftlaunch.launcher import clock
-from ftlaunch.launcher.control import RequestError
+from ftlaunch.launcher.control.control_socket import RequestError
 
 if TYPE_CHECKING:
     from ftlaunch.heartbeat.listener import Heard
     from ftlaunch.heartbeat.wire import Message
+    from ftlaunch.launcher.control.office import Office
     from ftlaunch.launcher.drill.board import Board, OwnGroup
     from ftlaunch.launcher.drill.plan import Fault
-    from ftlaunch.launcher.office import Office
 
 _STEPS = (MessageKind.BEAT, MessageKind.TICK)
 _VARIABLE = "FTLAUNCH_DRILLS"
@@ -185,8 +185,8 @@ class DrillDesk:
         armed.timer = asyncio.get_running_loop().call_later(delay_s, self._on_time, armed)
 
     def _on_time(self, armed: Armed) -> None:
+        from ftlaunch.launcher.decision.state import Phase
         from ftlaunch.launcher.drill.plan import RANK_KINDS
-        from ftlaunch.launcher.state import Phase
 
         armed.timer = None
         armed.due = True

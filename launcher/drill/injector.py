@@ -11,12 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftlaunch.launcher import proctree
 from ftlaunch.launcher.drill.board import OwnGroup
 from ftlaunch.launcher.drill.plan import Kind
+from ftlaunch.launcher.host import proctree
 
 if TYPE_CHECKING:
-    from ftlaunch.launcher.process import WorkerProcess
+    from ftlaunch.launcher.processes.process import WorkerProcess
 
 OOM_LIMIT = 64 << 20
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}

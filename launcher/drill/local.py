@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ftlaunch.launcher import clock, kernel
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill import injector, machinery
 from ftlaunch.launcher.drill.asserts import Finding, Injection, Life, injection_of, injections, is_warm, judge
 from ftlaunch.launcher.drill.board import VARIABLE, Board, OwnGroup, open_board
@@ -21,6 +21,7 @@ from ftlaunch.launcher.drill.steps import account
 from ftlaunch.launcher.drill.table import describe
 from ftlaunch.launcher.drill.tail import Waiter
 from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.host import kernel
 
 _GIVE_UP_S = 10.0
 _UNDETECTED_S = 60.0

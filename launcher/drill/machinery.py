@@ -13,10 +13,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ftlaunch.launcher import clock, proctree
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill.plan import PlanError
 from ftlaunch.launcher.drill.tail import Tail
 from ftlaunch.launcher.errors import FtlaunchError
+from ftlaunch.launcher.host import proctree
 
 MARK = "FTLAUNCH_DRILL_LIFE"
 """In the environment of everything that one life of one agent starts."""

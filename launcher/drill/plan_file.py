@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher import values
+from ftlaunch.launcher.cli import values
 from ftlaunch.launcher.drill.plan import MAX_FAULTS, RANDOM, Fault, Kind, Plan, PlanError, Range, require_sense
 
 _MAX_BYTES = 1 << 20

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher.records import EVENTS_FILE, parse_event
+from ftlaunch.launcher.journal.records import EVENTS_FILE, parse_event
 
 _IN_MODIFY, _IN_CREATE, _IN_MOVED_TO = 0x2, 0x100, 0x80
 _UNSEEN_S = 0.25

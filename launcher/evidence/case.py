@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlaunch.launcher.events import Failure, FailureKind, LastWords
+from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords
+from ftlaunch.launcher.decision.state import WorkerState
 from ftlaunch.launcher.evidence.classify import classify
 from ftlaunch.launcher.evidence.culprit import describe_ages, investigate
 from ftlaunch.launcher.evidence.diagnosis import Diagnosis, NodeEvidence, RankEvidence
-from ftlaunch.launcher.incident import Verdict
-from ftlaunch.launcher.state import WorkerState
+from ftlaunch.launcher.journal.incident import Verdict
 
 _PLAIN = frozenset({"exit", "exception", "signal", "stall", "stopped_by_us", "finished"})
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ftlaunch.launcher import shm
 from ftlaunch.launcher.evidence.diagnosis import NodeEvidence
 from ftlaunch.launcher.evidence.kernel_log import KernelLog, open_kernel_log, parse_fault
 from ftlaunch.launcher.evidence.oom import OomWatch
 from ftlaunch.launcher.gpu.model import XidEvent
+from ftlaunch.launcher.host import shm
 
 
 class NodeWatch:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ftlaunch.heartbeat import endpoint
-from ftlaunch.launcher import kernel, spare_room, ulimits
 from ftlaunch.launcher.config import CommandKind, Config, StandbyMode
 from ftlaunch.launcher.errors import SpawnError, UsageError
 from ftlaunch.launcher.evidence import cgroups
@@ -22,9 +21,10 @@ from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
 from ftlaunch.launcher.health.result import Healthy
 from ftlaunch.launcher.health.storage import ask_paths, check_path
 from ftlaunch.launcher.history.wording import counted
-from ftlaunch.launcher.quick_look import driver_present
-from ftlaunch.launcher.rundir import candidate_roots, is_running
-from ftlaunch.launcher.standby import FIRST_GUESS_BYTES
+from ftlaunch.launcher.host import kernel, spare_room, ulimits
+from ftlaunch.launcher.host.quick_look import driver_present
+from ftlaunch.launcher.journal.rundir import candidate_roots, is_running
+from ftlaunch.launcher.ranks.standby import FIRST_GUESS_BYTES
 
 _SHM = "/dev/shm"
 _SHM_SMALL = 1 << 30

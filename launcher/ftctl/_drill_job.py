@@ -16,7 +16,7 @@ from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.ftctl import _drill_show as shown
 from ftlaunch.launcher.ftctl._errors import Refused
 from ftlaunch.launcher.ftctl._live import LiveRun, ask, find_live, run_option
-from ftlaunch.launcher.rundir import read_run_file
+from ftlaunch.launcher.journal.rundir import read_run_file
 
 _HELP = {
     Kind.KILL: "SIGKILL to a rank.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ftlaunch.launcher import argv, cli
+from ftlaunch.launcher.cli import argv, command_line
 from ftlaunch.launcher.config import CommandKind
 from ftlaunch.launcher.drill.asserts import MARGIN_S, Budgets
 from ftlaunch.launcher.drill.plan import RANDOM_KINDS, Place, Plan, PlanError, join, make_random, settle
@@ -158,7 +158,7 @@ def _nproc(arguments: tuple[str, ...], nodes: int) -> int:
         if given.option.name in _OWN_SETTINGS:
             raise PlanError(f"--{given.option.name} is the drill's own to give: {_OWN_SETTINGS[given.option.name]}")
     several = ["--nnodes", str(nodes), "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:2379"]
-    _, config = cli.work_out(argv.scan([*(several if nodes > 1 else []), *arguments]), os.environ)
+    _, config = command_line.work_out(argv.scan([*(several if nodes > 1 else []), *arguments]), os.environ)
     if nodes == 1 and config.rendezvous.backend != "local":
         raise PlanError(
             "all nodes of a drill are on this machine: give --nodes N instead of --nnodes and --rdzv options"

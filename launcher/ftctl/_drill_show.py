@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from ftlaunch.launcher.cli.values import duration
 from ftlaunch.launcher.drill import table
 from ftlaunch.launcher.drill.result import Report
 from ftlaunch.launcher.ftctl._table import columns
-from ftlaunch.launcher.values import duration
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

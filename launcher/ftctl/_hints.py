@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ftlaunch.launcher.evidence import patterns
 from ftlaunch.launcher.history.goodput import Loss, Use
 from ftlaunch.launcher.history.model import Generation
-from ftlaunch.launcher.incident import FailureCause
+from ftlaunch.launcher.journal.incident import FailureCause
 
 _SLOW_S = 1.0
 _SLOW_SETUP_S = 2.0

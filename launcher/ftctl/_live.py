@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from ftlaunch.launcher import control
+from ftlaunch.launcher.control import control_socket
 from ftlaunch.launcher.ftctl._errors import NotFound, Refused
 from ftlaunch.launcher.ftctl._runs import all_runs, find_run
-from ftlaunch.launcher.rundir import is_running, read_run_file
+from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 
 run_option: Callable[[Any], Any] = click.option(
     "--run",
@@ -76,8 +76,8 @@ def _live(run: Path) -> LiveRun:
 def ask(live: LiveRun, command: str, timeout_s: float = 10.0, **arguments: Any) -> Any:
     """Ask the agent. Raises :class:`Refused` with its answer, or when it does not answer."""
     try:
-        return control.ask(live.control, command, timeout_s, **arguments)
-    except control.RequestError as error:
+        return control_socket.ask(live.control, command, timeout_s, **arguments)
+    except control_socket.RequestError as error:
         raise Refused(str(error)) from None
     except TimeoutError:
         raise Refused(f"the agent of {live.path.name} did not answer within {timeout_s:g} s") from None

@@ -10,8 +10,8 @@ from typing import Any
 
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.ftctl._errors import NotFound
-from ftlaunch.launcher.records import EVENTS_FILE, read_events
-from ftlaunch.launcher.rundir import RUN_FILE, candidate_roots, is_running, list_runs, read_run_file
+from ftlaunch.launcher.journal.records import EVENTS_FILE, read_events
+from ftlaunch.launcher.journal.rundir import RUN_FILE, candidate_roots, is_running, list_runs, read_run_file
 
 _STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 

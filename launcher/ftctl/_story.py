@@ -12,8 +12,8 @@ from ftlaunch.launcher.history.goodput import Account, Loss, Use
 from ftlaunch.launcher.history.model import Generation, History
 from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.wording import counted, seconds
-from ftlaunch.launcher.incident import FailureCause, RankEnd
-from ftlaunch.launcher.report import clean, describe_code, rank_ranges
+from ftlaunch.launcher.journal.failure_report import clean, describe_code, rank_ranges
+from ftlaunch.launcher.journal.incident import FailureCause, RankEnd
 
 _WIDTH = 400
 _BLOCK_LINES = 12

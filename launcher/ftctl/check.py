@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from ftlaunch.launcher import argv as argv_scanner
-from ftlaunch.launcher import cli, print_config
+from ftlaunch.launcher.cli import argv as argv_scanner
+from ftlaunch.launcher.cli import command_line, print_config
+from ftlaunch.launcher.cli.settings import Settings, Source
 from ftlaunch.launcher.config import CommandKind, Config
 from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.ftctl._check_network import check_network
@@ -21,8 +22,7 @@ from ftlaunch.launcher.ftctl._check_settings import check_settings
 from ftlaunch.launcher.ftctl._finding import Finding, Level, error, ok
 from ftlaunch.launcher.ftctl._table import shortened
 from ftlaunch.launcher.history.wording import counted
-from ftlaunch.launcher.report import clean
-from ftlaunch.launcher.settings import Settings, Source
+from ftlaunch.launcher.journal.failure_report import clean
 
 _WORDS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}
 _SOURCE_LIMIT = 4 << 20
@@ -40,7 +40,7 @@ def command(context: click.Context, as_json: bool, all_settings: bool, arguments
     options that ftlaunch would refuse.
     """
     try:
-        settings, config = cli.work_out(argv_scanner.scan(list(arguments)), os.environ)
+        settings, config = command_line.work_out(argv_scanner.scan(list(arguments)), os.environ)
     except FtlaunchError as problem:
         raise click.UsageError(str(problem)) from None
     findings = [*_script(config), *check_settings(config), *check_network(config), *check_node(config)]

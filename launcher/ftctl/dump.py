@@ -14,7 +14,7 @@ from ftlaunch.heartbeat.suspects import RankEvidence, group_ranks
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
 from ftlaunch.launcher.ftctl._table import shortened
-from ftlaunch.launcher.report import clean, rank_ranges
+from ftlaunch.launcher.journal.failure_report import clean, rank_ranges
 
 _KERNEL_WIDTH = 200
 

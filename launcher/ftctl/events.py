@@ -13,8 +13,8 @@ from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._follow import follow_lines
 from ftlaunch.launcher.ftctl._runs import find_run
 from ftlaunch.launcher.ftctl._table import shortened
-from ftlaunch.launcher.records import EVENTS_FILE, parse_event, read_events
-from ftlaunch.launcher.rundir import is_running
+from ftlaunch.launcher.journal.records import EVENTS_FILE, parse_event, read_events
+from ftlaunch.launcher.journal.rundir import is_running
 
 _HEAD = frozenset({"time", "monotonic", "event", "generation", "rank", "reason"})
 _LAST_EVENT = "job_finished"

@@ -14,7 +14,7 @@ from ftlaunch.launcher.ftctl._story import as_json, chapters, tell
 from ftlaunch.launcher.history.goodput import account
 from ftlaunch.launcher.history.model import History
 from ftlaunch.launcher.history.read import read_history
-from ftlaunch.launcher.rundir import is_running, read_run_file
+from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 
 _STDERR_LINES = 20
 

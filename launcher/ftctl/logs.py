@@ -13,7 +13,7 @@ from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._follow import GrowthWaiter
 from ftlaunch.launcher.ftctl._logfiles import RankLog, Tail, generations, rank_logs
 from ftlaunch.launcher.ftctl._runs import find_run
-from ftlaunch.launcher.rundir import is_running, read_run_file
+from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 
 
 @click.command()

@@ -15,7 +15,7 @@ from ftlaunch.launcher.ftctl._errors import Refused
 from ftlaunch.launcher.ftctl._live import LiveRun, ask, find_live, run_option
 from ftlaunch.launcher.ftctl._runs import summarise
 from ftlaunch.launcher.ftctl._table import columns
-from ftlaunch.launcher.rundir import is_running
+from ftlaunch.launcher.journal.rundir import is_running
 
 _TIMEOUT_S = 10.0
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ftlaunch.launcher import bystanders
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, ProcessUse, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung, NvmlUnavailable
+from ftlaunch.launcher.processes import bystanders
 
 OPEN_TIMEOUT_S = 30.0
 """Initialising eight GPUs without persistence mode takes many seconds."""

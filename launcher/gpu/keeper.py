@@ -15,7 +15,7 @@ from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseli
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
-from ftlaunch.launcher.quick_look import all_hidden, driver_present
+from ftlaunch.launcher.host.quick_look import all_hidden, driver_present
 
 _MAX_XIDS = 256
 _MAX_RESTARTS = 5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftlaunch.launcher.bystanders import Finished, run_bounded
 from ftlaunch.launcher.exit_codes import signal_name
 from ftlaunch.launcher.health.result import Healthy, Result, Unhealthy
+from ftlaunch.launcher.processes.bystanders import Finished, run_bounded
 
 DEFAULT_TIMEOUT_S = 60.0
 _CHECK = "health check"

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftlaunch.launcher.bystanders import run_bounded
 from ftlaunch.launcher.health.result import Healthy, Result, Unhealthy
+from ftlaunch.launcher.processes.bystanders import run_bounded
 from ftlaunch.launcher.sizes import format_bytes
 
 DEFAULT_MIN_FREE_BYTES = 64 << 20

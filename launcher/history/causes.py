@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ftlaunch.launcher.exit_codes import signal_name
-from ftlaunch.launcher.incident import Incident
+from ftlaunch.launcher.journal.incident import Incident
 
 _SIGNAL = re.compile(r"\bSIG[A-Z0-9+]+\b")
 _WORDS = {

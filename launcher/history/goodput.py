@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from ftlaunch.launcher.history.causes import cause_name
 from ftlaunch.launcher.history.model import Diagnosed, Failed, Generation, History
 from ftlaunch.launcher.history.steps import Steps, seconds_per_step, steps_of, typical_step_s
-from ftlaunch.launcher.incident import Incident
+from ftlaunch.launcher.journal.incident import Incident
 
 
 class Use(enum.Enum):

@@ -14,7 +14,7 @@ from ftlaunch.launcher.history.tables import Table
 from ftlaunch.launcher.history.text import LIMITS
 from ftlaunch.launcher.history.together import Job
 from ftlaunch.launcher.history.wording import counted, percent, seconds
-from ftlaunch.launcher.report import clean
+from ftlaunch.launcher.journal.failure_report import clean
 
 _BLOCK_CHARS = 20_000
 _FEW = 16

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ftlaunch.launcher.history.model import Diagnosed, Failed, Generation, History, Pulse, RankExit, Reading
-from ftlaunch.launcher.incident import FailureCause, Incident
+from ftlaunch.launcher.journal.incident import FailureCause, Incident
 
 _MAX_READINGS = 512
 _MAX_GENERATIONS = 100_000

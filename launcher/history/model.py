@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ftlaunch.launcher.incident import Incident
+from ftlaunch.launcher.journal.incident import Incident
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from ftlaunch.launcher.history.ledger import Ledger
 from ftlaunch.launcher.history.model import History
-from ftlaunch.launcher.incident import Incident, read_incidents
-from ftlaunch.launcher.records import EVENTS_FILE, read_events
-from ftlaunch.launcher.rundir import read_run_file
+from ftlaunch.launcher.journal.incident import Incident, read_incidents
+from ftlaunch.launcher.journal.records import EVENTS_FILE, read_events
+from ftlaunch.launcher.journal.rundir import read_run_file
 
 
 def read_history(run: Path) -> History:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from ftlaunch.launcher.history.goodput import GOOD, Loss, Use
 from ftlaunch.launcher.history.together import Job
 from ftlaunch.launcher.history.wording import NAMES, counted, percent, seconds
-from ftlaunch.launcher.incident import Incident, RankEnd
-from ftlaunch.launcher.report import clean, describe_code, rank_ranges
+from ftlaunch.launcher.journal.failure_report import clean, describe_code, rank_ranges
+from ftlaunch.launcher.journal.incident import Incident, RankEnd
 
 _RANGES_CHARS = 300
 _MOST_ORIGINS = 20

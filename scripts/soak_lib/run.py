@@ -13,10 +13,11 @@ from typing import Any
 
 from etcd_server import EtcdCluster, etcd
 
-from ftlaunch.launcher import clock, kernel
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill.machinery import Agent, wait_for
 from ftlaunch.launcher.drill.steps import account, parse_ledger
 from ftlaunch.launcher.drill.tail import Waiter
+from ftlaunch.launcher.host import kernel
 from soak_lib import watch
 from soak_lib.plan import NODES, RANKS, Strike
 from soak_lib.stage import EVERY, SCRIPT, Stage

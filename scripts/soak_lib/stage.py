@@ -13,11 +13,12 @@ from pathlib import Path
 
 from etcd_server import EtcdCluster, Member
 
-from ftlaunch.launcher import clock, proctree
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill import injector, machinery
 from ftlaunch.launcher.drill.board import VARIABLE, open_board
 from ftlaunch.launcher.drill.machinery import MARK, Agent, Child, Link
 from ftlaunch.launcher.drill.plan import Fault, Kind
+from ftlaunch.launcher.host import proctree
 from soak_lib.plan import MEMBERS, NODES, RANKS, Deed, Strike
 
 ROOT = Path(__file__).resolve().parents[2]

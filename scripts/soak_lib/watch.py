@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher import proctree
+from ftlaunch.launcher.host import proctree
 
 WINDOW_S = 15.0
 _LEAST_WINDOWS = 8

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ftlaunch.launcher import argv, options
+from ftlaunch.launcher.cli import argv, options
 from ftlaunch.launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

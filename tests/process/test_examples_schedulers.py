@@ -14,7 +14,7 @@ import pytest
 from etcd_server import etcd, find_binary
 
 from cases.training import HEAD, need_pid_namespace
-from ftlaunch.launcher import cli
+from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.exit_codes import ExitCode
 from support import procfs
 from support.machines import machine
@@ -254,7 +254,7 @@ def test_the_batch_scripts_command_line_is_accepted(tmp_path: Path) -> None:
     program, *words = json.loads((tmp_path / "task").read_text())
     (tmp_path / SCRIPT).touch()
     words = [str(tmp_path / SCRIPT) if word == SCRIPT else word for word in words]
-    config = cli.parse(words, {"SLURM_NODEID": "3"}, machine(gpus=8)).config
+    config = command_line.parse(words, {"SLURM_NODEID": "3"}, machine(gpus=8)).config
     assert program == "ftlaunch"
     assert (config.rendezvous.min_nodes, config.rendezvous.node_rank) == (4, 3)
     assert config.rendezvous.job_id == "slurm-7-0"

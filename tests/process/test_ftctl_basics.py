@@ -14,8 +14,8 @@ import pytest
 
 from ftlaunch.launcher.ftctl import _runs
 from ftlaunch.launcher.ftctl.__main__ import run as run_ftctl
-from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.rundir import RunDir, candidate_roots, open_run_dir, owner_facts, this_owner
+from ftlaunch.launcher.journal.records import EventLog
+from ftlaunch.launcher.journal.rundir import RunDir, candidate_roots, open_run_dir, owner_facts, this_owner
 from ftlaunch.launcher.secrecy import redact
 
 FTCTL = [sys.executable, "-m", "ftlaunch.launcher.ftctl"]

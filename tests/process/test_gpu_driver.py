@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import bystanders
 from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim, open_gpus
 from ftlaunch.launcher.gpu.model import XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest
+from ftlaunch.launcher.processes import bystanders
 from support import procfs
 from support.nvml import GIB, StandIn, gpu
 from support.waiting import wait_until
@@ -338,8 +338,8 @@ def test_the_helper_ends_with_a_killed_agent_even_inside_a_call(agent: subproces
 def test_nothing_is_imported_or_started_without_a_driver() -> None:
     code = (
         "import asyncio, sys\n"
-        "from ftlaunch.launcher import bystanders\n"
-        "from ftlaunch.launcher import quick_look\n"
+        "from ftlaunch.launcher.processes import bystanders\n"
+        "from ftlaunch.launcher.host import quick_look\n"
         "from ftlaunch.launcher.gpu import keeper\n"
         "quick_look.driver_present.__defaults__ = ((),)\n"
         "gpus = asyncio.run(keeper.open_gpus({}, 'x'))\n"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import guardian
-from ftlaunch.launcher.guard import Guard
+from ftlaunch.launcher.processes import guardian
+from ftlaunch.launcher.processes.guard import Guard
 
 AGENT = """
 import subprocess, sys, os
-from ftlaunch.launcher.guard import Guard
+from ftlaunch.launcher.processes.guard import Guard
 guard = Guard(sys.argv[1], sys.argv[2])
 guard.start()
 environment = {**os.environ, "FTLAUNCH_MARK": sys.argv[1]}

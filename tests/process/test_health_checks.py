@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ftlaunch.launcher import bystanders
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.gpu.keeper import Gpus, open_gpus
 from ftlaunch.launcher.health.command import check_command
@@ -19,6 +18,7 @@ from ftlaunch.launcher.health.result import Healthy, Unhealthy
 from ftlaunch.launcher.health.runner import run_checks
 from ftlaunch.launcher.health.standard import HealthSettings, standard_checks
 from ftlaunch.launcher.health.storage import PathFacts, ask_paths
+from ftlaunch.launcher.processes import bystanders
 from support import procfs
 from support.nvml import GIB, StandIn, gpu
 from support.waiting import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import shm
+from ftlaunch.launcher.host import shm
 
 MIB = 1 << 20
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import kernel, orphans, proctree
-from ftlaunch.launcher.actions import Manner
 from ftlaunch.launcher.config import StopConfig
-from ftlaunch.launcher.process import SpawnSpec, WorkerProcess, spawn
-from ftlaunch.launcher.teardown import Teardown
+from ftlaunch.launcher.decision.actions import Manner
+from ftlaunch.launcher.host import kernel, proctree
+from ftlaunch.launcher.processes import orphans
+from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
+from ftlaunch.launcher.processes.teardown import Teardown
 
 READY = "import sys; sys.stdout.write('ready\\n'); sys.stdout.flush(); "
 BLOCK = "import signal; signal.pause()"

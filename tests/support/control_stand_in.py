@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher import clock, overview
-from ftlaunch.launcher.actions import Manner
-from ftlaunch.launcher.control import ControlServer
-from ftlaunch.launcher.overview import Cause, Heard, LimitFacts, NodeFacts, ProcessFacts, RankFacts
-from ftlaunch.launcher.rundir import RUN_FILE, make_run_id, owner_facts, this_owner, write_json
-from ftlaunch.launcher.state import Phase, State, WorkerState, WorkerStatus
+from ftlaunch.launcher import clock
+from ftlaunch.launcher.control.control_socket import ControlServer
+from ftlaunch.launcher.decision.actions import Manner
+from ftlaunch.launcher.decision.state import Phase, State, WorkerState, WorkerStatus
+from ftlaunch.launcher.journal.rundir import RUN_FILE, make_run_id, owner_facts, this_owner, write_json
+from ftlaunch.launcher.views import overview
+from ftlaunch.launcher.views.overview import Cause, Heard, LimitFacts, NodeFacts, ProcessFacts, RankFacts
 from ftlaunch.rendezvous.interface import Member, World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftlaunch.launcher.machine import Machine
+from ftlaunch.launcher.cli.machine import Machine
 
 OWN = frozenset({"localhost", "127.0.0.1", "::1", "node7", "10.0.0.7"})
 

@@ -20,8 +20,8 @@ from ftlaunch.heartbeat.suspects import RankEvidence
 from ftlaunch.heartbeat.verdicts import SILENT, Stall
 from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.launcher.config import HeartbeatConfig
-from ftlaunch.launcher.consultation import Consultation
-from ftlaunch.launcher.evidence_stacks import Findings
+from ftlaunch.launcher.hearing.consultation import Consultation
+from ftlaunch.launcher.hearing.stacks import Findings
 from ftlaunch.rendezvous.interface import World
 from support.beats import FIRST_PID, Speaker
 

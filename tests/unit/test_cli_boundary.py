@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlaunch.launcher import argv, cli
+from ftlaunch.launcher.cli import argv, command_line
 from ftlaunch.launcher.errors import UsageError
 from support.machines import machine
 
@@ -41,7 +41,7 @@ def test_script_arguments_pass_as_they_are(head: list[str], rest: list[str]) -> 
 @settings(max_examples=25)
 @given(rest=st.lists(st.text(st.characters(exclude_characters="\0"))))
 def test_script_arguments_reach_the_config(rest: list[str]) -> None:
-    parsed = cli.parse(["--nproc-per-node", "2", "-m", "train", *rest], {}, machine())
+    parsed = command_line.parse(["--nproc-per-node", "2", "-m", "train", *rest], {}, machine())
     assert parsed.config.command.args == tuple(rest)
 
 

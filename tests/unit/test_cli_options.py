@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import cli, options
+from ftlaunch.launcher.cli import command_line, options
 from ftlaunch.launcher.config import StandbyMode, Stream
 from ftlaunch.launcher.errors import UsageError
 from support.machines import machine
@@ -84,7 +84,7 @@ FLAGS = [
 
 
 def config_value(path: str, arguments: list[str], environ: dict[str, str]) -> Any:
-    parsed = cli.parse([*arguments, "-m", "train"], environ, machine())
+    parsed = command_line.parse([*arguments, "-m", "train"], environ, machine())
     return operator.attrgetter(path)(parsed.config)
 
 
@@ -146,7 +146,7 @@ def test_defaults_of_the_table_are_those_of_the_config() -> None:
     """Whoever builds a Config by hand, as tests do, gets what the command line would give."""
     from ftlaunch.launcher.config import CommandConfig, CommandKind, Config
 
-    config = cli.parse(["-m", "train"], {}, machine()).config
+    config = command_line.parse(["-m", "train"], {}, machine()).config
     plain = Config(CommandConfig(CommandKind.MODULE, "train"))
     assert config.heartbeat == plain.heartbeat
     assert config.restarts == plain.restarts
@@ -230,13 +230,13 @@ def test_the_last_of_several_counts_and_repeatable_ones_add_up() -> None:
 )  # fmt: skip
 def test_bad_values(arguments: list[str], environ: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        cli.parse([*arguments, "-m", "train"], environ, machine())
+        command_line.parse([*arguments, "-m", "train"], environ, machine())
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_what_others_set_for_themselves_is_no_error() -> None:
-    parsed = cli.parse(["-m", "train"], {"LOGLEVEL": "chatty", "SLURM_NODEID": "n/a"}, machine())
+    parsed = command_line.parse(["-m", "train"], {"LOGLEVEL": "chatty", "SLURM_NODEID": "n/a"}, machine())
     assert parsed.config.logs.level == "WARNING"
     assert parsed.config.rendezvous.node_rank is None
     assert [note for note in parsed.notes if note.startswith("LOGLEVEL ")]
@@ -257,14 +257,14 @@ def test_what_others_set_for_themselves_is_no_error() -> None:
     ],
 )
 def test_counting_ranks(text: str, facts: dict[str, Any], environ: dict[str, str], expected: int) -> None:
-    parsed = cli.parse(["--nproc-per-node", text, "-m", "train"], environ, machine(**facts))
+    parsed = command_line.parse(["--nproc-per-node", text, "-m", "train"], environ, machine(**facts))
     assert parsed.config.workers.nproc == expected
 
 
 def test_gpus_option_narrows_what_is_counted() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     arguments = ["--gpus", "2,3", "--nproc-per-node", "gpu", "-m", "train"]
-    workers = cli.parse(arguments, environ, machine(gpus=8)).config.workers
+    workers = command_line.parse(arguments, environ, machine(gpus=8)).config.workers
     assert (workers.gpus, workers.nproc) == (("6", "7"), 2)
 
 
@@ -285,7 +285,7 @@ def test_omp_threads(arguments: list[str], environ: dict[str, str], expected: in
 
 def test_the_omp_line_comes_once_and_only_when_we_chose() -> None:
     def lines(environ: dict[str, str]) -> list[str]:
-        notes = cli.parse(["--nproc-per-node", "2", "-m", "train"], environ, machine()).infos
+        notes = command_line.parse(["--nproc-per-node", "2", "-m", "train"], environ, machine()).infos
         return [note for note in notes if "OMP_NUM_THREADS" in note]
 
     assert len(lines({})) == 1
@@ -304,14 +304,14 @@ def test_the_omp_line_comes_once_and_only_when_we_chose() -> None:
     ],
 )
 def test_notes(arguments: list[str], environ: dict[str, str], note: str) -> None:
-    notes = cli.parse([*arguments, "-m", "train"], environ, machine()).notes
+    notes = command_line.parse([*arguments, "-m", "train"], environ, machine()).notes
     assert [line for line in notes if note in line]
 
 
 def test_accepted_without_effect() -> None:
     arguments = ["--monitor-interval", "0.5", "--start-method", "spawn", "--use-env"]
-    plain = cli.parse(["-m", "train"], {}, machine())
-    assert cli.parse([*arguments, "-m", "train"], {}, machine()) == plain
+    plain = command_line.parse(["-m", "train"], {}, machine())
+    assert command_line.parse([*arguments, "-m", "train"], {}, machine()) == plain
 
 
 def test_prefix_template_may_be_empty() -> None:
@@ -334,7 +334,7 @@ def test_the_table_is_sound() -> None:
 
 
 def test_every_field_named_in_the_table_exists() -> None:
-    config = cli.parse(["-m", "train"], {}, machine()).config
+    config = command_line.parse(["-m", "train"], {}, machine()).config
     for option in options.OPTIONS:
         for path in filter(None, option.field.split(", ")):
             operator.attrgetter(path)(config)

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
-from ftlaunch.launcher import __version__, cli, options
+from ftlaunch.launcher import __version__
+from ftlaunch.launcher.cli import command_line, options
 from support.machines import machine
 
 
 def printed(arguments: list[str], environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
-        cli.parse(arguments, environ, machine())
+        command_line.parse(arguments, environ, machine())
     assert end.value.code == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -43,7 +44,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_after_the_script_is_the_scripts() -> None:
-    assert cli.parse(["-m", "train", "--help"], {}, machine()).config.command.args == ("--help",)
+    assert command_line.parse(["-m", "train", "--help"], {}, machine()).config.command.args == ("--help",)
 
 
 def test_print_config_says_where_each_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +73,9 @@ def test_print_config_needs_no_script_and_escapes_what_is_not_text(capsys: pytes
 
 
 PRINT = (
-    f"{sys.executable} -c 'import sys; from ftlaunch.launcher import cli\n"
-    "try: cli.parse(sys.argv[1:], {})\n"
-    "except cli.FtlaunchError as error: sys.exit(str(error))' --print-config -m train é "
+    f"{sys.executable} -c 'import sys; from ftlaunch.launcher.cli import command_line\n"
+    "try: command_line.parse(sys.argv[1:], {})\n"
+    "except command_line.FtlaunchError as error: sys.exit(str(error))' --print-config -m train é "
 )
 
 
@@ -95,8 +96,8 @@ def test_a_stdout_that_takes_nothing(command: str, code: int, complaint: str) ->
 
 def test_neither_torch_nor_anything_heavy_is_imported() -> None:
     code = (
-        "import sys; from ftlaunch.launcher import cli\n"
-        "cli.parse(['--nproc-per-node', '2', '--tee', '3', '-m', 'train'], {})\n"
+        "import sys; from ftlaunch.launcher.cli import command_line\n"
+        "command_line.parse(['--nproc-per-node', '2', '--tee', '3', '-m', 'train'], {})\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import cli, resolve
+from ftlaunch.launcher.cli import command_line, resolve
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.rendezvous.etcd import conf as etcd_conf
@@ -23,8 +23,8 @@ KUBEFLOW = {
 }
 
 
-def parse(arguments: list[str], environ: dict[str, str] | None = None) -> cli.Parsed:
-    return cli.parse([*arguments, "-m", "train"], environ or {}, machine())
+def parse(arguments: list[str], environ: dict[str, str] | None = None) -> command_line.Parsed:
+    return command_line.parse([*arguments, "-m", "train"], environ or {}, machine())
 
 
 def rendezvous(arguments: list[str], environ: dict[str, str] | None = None) -> RendezvousConfig:

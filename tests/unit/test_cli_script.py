@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import cli, script
+from ftlaunch.launcher.cli import command_line, script
 from ftlaunch.launcher.config import CommandConfig, CommandKind
 from ftlaunch.launcher.errors import UsageError
 from support.machines import machine
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(arguments: list[str], environ: dict[str, str] | None = None, **facts: object) -> CommandConfig:
-    return cli.parse(arguments, environ or {}, machine(**facts)).config.command  # type: ignore[arg-type]
+    return command_line.parse(arguments, environ or {}, machine(**facts)).config.command  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_interpreter_outside_the_active_venv_is_noted(folder: Path) -> None:
 
     def notes(python: str) -> tuple[str, ...]:
         environ = {"VIRTUAL_ENV": str(folder / "venv")}
-        return cli.parse(["--python", python, "train.py"], environ, machine()).notes
+        return command_line.parse(["--python", python, "train.py"], environ, machine()).notes
 
     (note,) = notes("/bin/sh")
     assert "/bin/sh" in note

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import clock, told
-from ftlaunch.launcher.cluster import Cluster
+from ftlaunch.launcher import clock
 from ftlaunch.launcher.ftctl import _headline, _ranks
-from ftlaunch.launcher.overview import describe_node, merge
-from ftlaunch.launcher.peers import Peers
+from ftlaunch.launcher.hearing.peers import Peers
+from ftlaunch.launcher.views import told
+from ftlaunch.launcher.views.cluster import Cluster
+from ftlaunch.launcher.views.overview import describe_node, merge
 from ftlaunch.rendezvous.interface import Answers
 from support import control_stand_in as stand_in
 

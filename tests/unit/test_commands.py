@@ -12,18 +12,18 @@ import pytest
 
 from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.launcher import commands
-from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.actions import Manner, StopWorkers
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.commands import Desk
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
-from ftlaunch.launcher.control import RequestError
-from ftlaunch.launcher.incident import FailureCause, Incident, Verdict
-from ftlaunch.launcher.office import Office
-from ftlaunch.launcher.peers import Peers
-from ftlaunch.launcher.policy import judge
-from ftlaunch.launcher.present import describe_cause, describe_limit
-from ftlaunch.launcher.state import Ending, Phase, State
+from ftlaunch.launcher.control.control_socket import RequestError
+from ftlaunch.launcher.control.office import Office
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.actions import Manner, StopWorkers
+from ftlaunch.launcher.decision.policy import judge
+from ftlaunch.launcher.decision.state import Ending, Phase, State
+from ftlaunch.launcher.hearing.peers import Peers
+from ftlaunch.launcher.journal.incident import FailureCause, Incident, Verdict
+from ftlaunch.launcher.views.present import describe_cause, describe_limit
 from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, Outcome
 from support import control_stand_in as stand_in
 

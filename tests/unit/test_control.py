@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher.control import ControlServer
+from ftlaunch.launcher.control.control_socket import ControlServer
 
 
 def test_an_answer_under_way_when_the_agent_ends_is_dropped_without_a_word(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.launcher import actions as do
-from ftlaunch.launcher import events as ev
-from ftlaunch.launcher.decide import decide
-from ftlaunch.launcher.generations import GenerationRecord
-from ftlaunch.launcher.policy import Verdict
-from ftlaunch.launcher.state import Phase, State
+from ftlaunch.launcher.decision import actions as do
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.decide import decide
+from ftlaunch.launcher.decision.generations import GenerationRecord
+from ftlaunch.launcher.decision.policy import Verdict
+from ftlaunch.launcher.decision.state import Phase, State
 from ftlaunch.rendezvous import interface as rdzv
 
 SLOTS = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import devices
-from ftlaunch.launcher.devices import Gpu
+from ftlaunch.launcher.host import devices
+from ftlaunch.launcher.host.devices import Gpu
 
 GPUS = (
     Gpu(0, "GPU-aa11", "0000:18:00.0"),

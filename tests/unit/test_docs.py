@@ -10,9 +10,9 @@ import pytest
 
 import document_options
 import recovery_time
+from ftlaunch.launcher.cli.options import OPTIONS
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.ftctl.__main__ import cli
-from ftlaunch.launcher.options import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])

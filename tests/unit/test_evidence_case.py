@@ -6,16 +6,16 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher import actions as do
-from ftlaunch.launcher.events import Failure, FailureKind, LastWords
+from ftlaunch.launcher.decision import actions as do
+from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords
+from ftlaunch.launcher.decision.state import State, WorkerState, WorkerStatus
 from ftlaunch.launcher.evidence.case import Case, judge_all, judge_first, says_more
 from ftlaunch.launcher.evidence.diagnosis import NodeEvidence
+from ftlaunch.launcher.evidence.inquiry import Inquiry
 from ftlaunch.launcher.evidence.oom import OomFacts, OomKill
-from ftlaunch.launcher.incident import Incident, Verdict, cause_of, from_json, to_json
-from ftlaunch.launcher.inquiry import Inquiry
+from ftlaunch.launcher.journal.incident import Incident, Verdict, cause_of, from_json, to_json
+from ftlaunch.launcher.journal.records import EventLog
 from ftlaunch.launcher.narrator import Narrator, Stopped
-from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.state import State, WorkerState, WorkerStatus
 
 NOTHING = NodeEvidence()
 GROUP = Path("/cgroup/rank")

@@ -11,7 +11,8 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from ftlaunch.launcher import cli, meeting
+from ftlaunch.launcher import meeting
+from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.config import Config
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.rendezvous.etcd.backend import EtcdRendezvous
@@ -24,12 +25,14 @@ SLURM = (EXAMPLES / "slurm" / "train.sbatch").read_text()
 each_trainer = pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
 
 
-def parsed(trainer: Trainer, folder: Path) -> cli.Parsed:
+def parsed(trainer: Trainer, folder: Path) -> command_line.Parsed:
     script = folder / SCRIPT
     script.touch()
     program, *arguments = trainer.argv
     assert program == "ftlaunch"
-    return cli.parse([str(script) if word == SCRIPT else word for word in arguments], trainer.environ, machine(gpus=8))
+    return command_line.parse(
+        [str(script) if word == SCRIPT else word for word in arguments], trainer.environ, machine(gpus=8)
+    )
 
 
 def config_of(trainer: Trainer, folder: Path) -> Config:

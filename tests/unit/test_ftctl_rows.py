@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ftlaunch.launcher.decision.state import State
 from ftlaunch.launcher.ftctl import _format, _headline, _layout, _ranks
 from ftlaunch.launcher.ftctl._ranks import Row, rows
-from ftlaunch.launcher.overview import describe_node, merge
-from ftlaunch.launcher.state import State
+from ftlaunch.launcher.views.overview import describe_node, merge
 from support import control_stand_in as stand_in
 
 

@@ -13,7 +13,7 @@ from ftlaunch.launcher.ftctl.__main__ import run as run_ftctl
 from ftlaunch.launcher.ftctl._hints import hints
 from ftlaunch.launcher.history.goodput import Loss, Use
 from ftlaunch.launcher.history.model import Generation
-from ftlaunch.launcher.incident import FailureCause, Incident, RankEnd, write_incident
+from ftlaunch.launcher.journal.incident import FailureCause, Incident, RankEnd, write_incident
 
 STARTED = Generation(1, started_at=5.0, slots=2, warm=2)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ftlaunch.launcher import cli, options
+from ftlaunch.launcher.cli import command_line, options
 from ftlaunch.launcher.config import Config
 from ftlaunch.launcher.errors import FtlaunchError
 from support.machines import machine
@@ -25,7 +25,7 @@ VALUES = ODD | st.text(st.characters(exclude_characters="\0"), max_size=12)
 def outcome(argv: Sequence[str], environ: Mapping[str, str]) -> Config | str:
     """The configuration, or the complaint."""
     try:
-        return cli.parse(argv, environ, HOST).config
+        return command_line.parse(argv, environ, HOST).config
     except FtlaunchError as error:
         assert error.exit_code == 2
         return str(error)

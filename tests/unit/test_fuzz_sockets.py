@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlaunch.launcher.control import MAX_REQUEST, ControlServer, RequestError
+from ftlaunch.launcher.control.control_socket import MAX_REQUEST, ControlServer, RequestError
 from ftlaunch.rendezvous.common.records import VERSION, FailureKind, FailureRecord, NodeRecord, encode
 from ftlaunch.rendezvous.hub.frames import Hello, frame, wish_frame
 from ftlaunch.rendezvous.hub.server import Hub, listen_at

@@ -6,7 +6,7 @@ import pytest
 
 from ftlaunch.launcher.gpu.model import Device
 from ftlaunch.launcher.gpu.visible import choose
-from ftlaunch.launcher.quick_look import driver_present
+from ftlaunch.launcher.host.quick_look import driver_present
 
 A, B, C = (Device(f"GPU-{start}-0000", index, "H100") for index, start in enumerate(("aaaa", "aabb", "cccc")))
 GPUS = (A, B, C)

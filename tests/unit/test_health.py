@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher.bystanders import Finished
 from ftlaunch.launcher.gpu.model import Device, DeviceHealth, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlHung
 from ftlaunch.launcher.health.command import judge_command, last_line
@@ -19,6 +18,7 @@ from ftlaunch.launcher.health.result import Health, Healthy, Result, Unhealthy
 from ftlaunch.launcher.health.runner import Check, run_checks
 from ftlaunch.launcher.health.storage import PathFacts, check_path, check_shm
 from ftlaunch.launcher.health.termination_log import choose_path, cut, write_termination_log
+from ftlaunch.launcher.processes.bystanders import Finished
 
 MIB, GIB = 1 << 20, 1 << 30
 FINE = DeviceHealth(Device("GPU-a", 0, "H100"), "", 5, False, False, 0, (0, 1, 2))

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ftlaunch.launcher.health_port import Readiness, health_pages, readiness
 from ftlaunch.launcher.history.ledger import Ledger
+from ftlaunch.launcher.views.health_port import Readiness, health_pages, readiness
 from support.event_logs import EventLogWriter, Fault
 
 

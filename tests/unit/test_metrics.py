@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ftlaunch.launcher.history.ledger import Ledger, up_to_now
 from ftlaunch.launcher.history.model import History, Pulse
-from ftlaunch.launcher.metrics import Sources, metrics_page
+from ftlaunch.launcher.views.metrics import Sources, metrics_page
 from support.event_logs import Event, EventLogWriter, Fault
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana" / "ftlaunch.json"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import events as ev
-from ftlaunch.launcher import quick_look
 from ftlaunch.launcher.config import CheckpointConfig, CommandConfig, CommandKind, Config, NodeConfig, WorkersConfig
+from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.decision.state import State
 from ftlaunch.launcher.errors import NodeUnfit
-from ftlaunch.launcher.inquiry import Inquiry
-from ftlaunch.launcher.node import Node, node_environment
-from ftlaunch.launcher.node_keeper import NodeKeeper
-from ftlaunch.launcher.state import State
+from ftlaunch.launcher.evidence.inquiry import Inquiry
+from ftlaunch.launcher.host import quick_look
+from ftlaunch.launcher.node.keeper import NodeKeeper
+from ftlaunch.launcher.node.node import Node, node_environment
 
 COMMAND = CommandConfig(CommandKind.SCRIPT, "train.py")
 PLENTY = "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"
@@ -123,7 +123,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def test_plain_node_is_found_fit_without_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftlaunch.launcher.node.is_clear", lambda paths, min_free: True)
+    monkeypatch.setattr("ftlaunch.launcher.node.node.is_clear", lambda paths, min_free: True)
     told = Told(Config(COMMAND, environment=environment()))
     assert asyncio.run(told.node.prepare(())) == {}
     assert told.made == 0
@@ -131,7 +131,7 @@ def test_plain_node_is_found_fit_without_its_keeper(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("what", ["check", "checkpoints", "room"])
 def test_whatever_needs_a_closer_look_gets_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str) -> None:
-    monkeypatch.setattr("ftlaunch.launcher.node.is_clear", lambda paths, min_free: what != "room")
+    monkeypatch.setattr("ftlaunch.launcher.node.node.is_clear", lambda paths, min_free: what != "room")
     config = Config(
         COMMAND,
         node=NodeConfig(health_check="true" if what == "check" else None),
@@ -206,9 +206,9 @@ def test_health_check_that_cannot_be_run_is_told_and_not_held_against_the_node(
 
 
 def test_short_memory_while_ranks_run_is_told_once_and_no_reason_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ftlaunch.launcher.checkup import Checkup
     from ftlaunch.launcher.health import standard
     from ftlaunch.launcher.health.result import Unhealthy
+    from ftlaunch.launcher.node.checkup import Checkup
 
     seconds = iter(("1", "2"))
 
@@ -216,7 +216,7 @@ def test_short_memory_while_ranks_run_is_told_once_and_no_reason_to_leave(monkey
         return (Unhealthy("memory", f"everything waited for memory, {next(seconds)} MiB left"),)
 
     monkeypatch.setattr(standard, "_memory", short)
-    monkeypatch.setattr("ftlaunch.launcher.checkup.is_clear", lambda paths, min_free: False)
+    monkeypatch.setattr("ftlaunch.launcher.node.checkup.is_clear", lambda paths, min_free: False)
     told: list[str] = []
     checkup = Checkup(NodeConfig(), [], [], {}, lambda name, *, reason, say: told.append(reason))
 
@@ -229,7 +229,7 @@ def test_short_memory_while_ranks_run_is_told_once_and_no_reason_to_leave(monkey
 
 def test_nothing_of_all_this_is_loaded_before_it_is_needed() -> None:
     code = (
-        "import sys, ftlaunch.launcher.cli, ftlaunch.launcher.job\n"
+        "import sys, ftlaunch.launcher.cli.command_line, ftlaunch.launcher.job\n"
         "late = ('gpu', 'health', 'evidence', 'node_keeper', 'inquiry', 'shm', 'checkup', 'incident')\n"
         "print([name for name in late if f'ftlaunch.launcher.{name}' in sys.modules])\n"
     )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import cli, numa
+from ftlaunch.launcher.cli import command_line
+from ftlaunch.launcher.host import numa
 from support.machines import machine
 
 # Two sockets with two nodes each; a node has 4 cores of 2 threads (c and c + 16) behind two caches.
@@ -124,12 +125,14 @@ def test_one_node_needs_no_word_from_the_firmware(tmp_path: Path) -> None:
 
 
 def test_without_the_option_nothing_is_read(tmp_path: Path) -> None:
-    config = cli.parse(["--nproc-per-node", "2", "-m", "train"], {}, machine()).config
+    config = command_line.parse(["--nproc-per-node", "2", "-m", "train"], {}, machine()).config
     assert numa.affinity(config, tmp_path / "nowhere") == numa.Binding((None, None))
 
 
 def test_this_machine_is_bound_within_what_we_may_use() -> None:
-    config = cli.parse(["--nproc-per-node", "2", "--numa-binding", "exclusive", "-m", "train"], {}, machine()).config
+    config = command_line.parse(
+        ["--nproc-per-node", "2", "--numa-binding", "exclusive", "-m", "train"], {}, machine()
+    ).config
     for cpus in numa.affinity(config, allowed={0, 1}).cpus:
         assert cpus is None or cpus <= {0, 1}
 

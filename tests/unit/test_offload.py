@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ftlaunch.launcher.offload import in_thread
+from ftlaunch.launcher.processes.offload import in_thread
 
 
 def test_result_and_error_arrive() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.records import EventLog, parse_event, plain, read_events
+from ftlaunch.launcher.journal.records import EventLog, parse_event, plain, read_events
 
 
 class Colour(enum.Enum):

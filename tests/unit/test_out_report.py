@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher.errorfile import ErrorFile, parent_shape, read_error_file, write_parent_error_file
-from ftlaunch.launcher.events import Failure, FailureKind, LastWords, Progress
-from ftlaunch.launcher.incident import (
+from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords, Progress
+from ftlaunch.launcher.journal.errorfile import ErrorFile, parent_shape, read_error_file, write_parent_error_file
+from ftlaunch.launcher.journal.failure_report import (
+    FailureReport,
+    clean,
+    describe_code,
+    explain_exit_code,
+    rank_ranges,
+    render,
+)
+from ftlaunch.launcher.journal.incident import (
     FailureCause,
     Incident,
     Moment,
@@ -21,7 +29,6 @@ from ftlaunch.launcher.incident import (
     read_incidents,
     write_incident,
 )
-from ftlaunch.launcher.report import FailureReport, clean, describe_code, explain_exit_code, rank_ranges, render
 
 KILLED = FailureCause("signal", "killed by SIGKILL", 1, 1, 4711, "node-a", 100.0, -9, step=75)
 RAISED = FailureCause(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher import rundir
 from ftlaunch.launcher.errors import UsageError
-from ftlaunch.launcher.records import EventLog
-from ftlaunch.launcher.retention import prune
-from ftlaunch.launcher.rundir import RunDir, candidate_roots, is_running, open_run_dir, owner_facts, this_owner
+from ftlaunch.launcher.journal import rundir
+from ftlaunch.launcher.journal.records import EventLog
+from ftlaunch.launcher.journal.retention import prune
+from ftlaunch.launcher.journal.rundir import RunDir, candidate_roots, is_running, open_run_dir, owner_facts, this_owner
 
 
 def open_in(folder: Path, job: str = "job") -> RunDir:

@@ -11,11 +11,11 @@ import pytest
 from ftlaunch.heartbeat.listener import Heard as HeardMessage
 from ftlaunch.heartbeat.watch import Watch
 from ftlaunch.heartbeat.wire import Kind, Message
-from ftlaunch.launcher import overview
 from ftlaunch.launcher.config import HeartbeatConfig
-from ftlaunch.launcher.hearsay import heard_from
-from ftlaunch.launcher.overview import Heard, ProcessFacts, RankFacts, describe_node, merge, progress, rank_state
-from ftlaunch.launcher.state import Ending, Phase, State, WorkerState, WorkerStatus
+from ftlaunch.launcher.decision.state import Ending, Phase, State, WorkerState, WorkerStatus
+from ftlaunch.launcher.views import overview
+from ftlaunch.launcher.views.hearsay import heard_from
+from ftlaunch.launcher.views.overview import Heard, ProcessFacts, RankFacts, describe_node, merge, progress, rank_state
 from ftlaunch.rendezvous.interface import Outcome
 from support import control_stand_in as stand_in
 

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ftlaunch.launcher.config import RestartBudget, RestartConfig
-from ftlaunch.launcher.generations import MAX_PORT_RETRIES, GenerationRecord, poisoned_paths
-from ftlaunch.launcher.policy import Verdict, backoff_s, judge
+from ftlaunch.launcher.decision.generations import MAX_PORT_RETRIES, GenerationRecord, poisoned_paths
+from ftlaunch.launcher.decision.policy import Verdict, backoff_s, judge
 
 KILLED = GenerationRecord(0, "signal", 0.0, exit_code=-9)
 RAISED = GenerationRecord(0, "exception", 0.0, exit_code=1, exception="RuntimeError", place="train.py:10")

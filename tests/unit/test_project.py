@@ -111,6 +111,25 @@ def test_packages_depend_in_one_direction_only(package: str, forbidden: tuple[st
     assert not wrong
 
 
+def parts_of(package: str) -> dict[str, set[str]]:
+    """What each folder or module at the top of a package imports of the others, in whatever place of its code."""
+    prefix, found = f"ftlaunch.{package}.", {}
+    for path in sources(package):
+        part = path.relative_to(ROOT / package).with_suffix("").parts[0]
+        used = {name.removeprefix(prefix).split(".")[0] for name in imported(path) if name.startswith(prefix)}
+        found.setdefault(part, set()).update(used - {part})
+    return {part: used & found.keys() for part, used in found.items()}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_parts_of_a_package_import_each_other_without_a_cycle(package: str) -> None:
+    parts = parts_of(package)
+    while parts:
+        free = {part for part, used in parts.items() if not used}
+        assert free, f"these import each other: {parts}"
+        parts = {part: used - free for part, used in parts.items() if part not in free}
+
+
 def test_no_module_imports_torch_or_grpc_where_the_agent_would_load_it() -> None:
     wrong = [
         f"{name_of(path)} imports {alias}"

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import cli, environment, node, values
+from ftlaunch.launcher.cli import command_line, values
+from ftlaunch.launcher.node import node
+from ftlaunch.launcher.ranks import environment
 from ftlaunch.launcher.secrecy import hide, redact
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import SettingsError, World
@@ -51,13 +53,15 @@ def test_a_message_about_a_bad_value_does_not_repeat_its_secret() -> None:
 def test_print_config_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*ETCD, "--health-check", "curl -H 'Authorization: Bearer s3cret' h", "--rdzv-conf", "key=/etc/k.pem"]
     with pytest.raises(SystemExit):
-        cli.parse(["--print-config", *arguments, "-m", "train", "--api-key", "s3cret", "--lr=3"], {}, machine())
+        command_line.parse(
+            ["--print-config", *arguments, "-m", "train", "--api-key", "s3cret", "--lr=3"], {}, machine()
+        )
     text = capsys.readouterr().out
     assert "s3cret" not in text and "--lr=3" in text and "key=/etc/k.pem" in text
 
 
 def parse(environ: dict[str, str], *arguments: str) -> Any:
-    return cli.parse([*arguments, "-m", "train"], environ, machine()).config
+    return command_line.parse([*arguments, "-m", "train"], environ, machine()).config
 
 
 def test_what_only_the_rendezvous_needs_is_inherited_by_no_process() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher import tiny_http
-from ftlaunch.launcher.tiny_http import Answer, PortError, TinyServer
+from ftlaunch.launcher.views import tiny_http
+from ftlaunch.launcher.views.tiny_http import Answer, PortError, TinyServer
 
 
 def broken(fields: Mapping[str, str]) -> Answer:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ftlaunch.launcher import cli
+from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.config import Config
-from ftlaunch.launcher.environment import UNLIMITED_RESTARTS, worker_environment
+from ftlaunch.launcher.ranks.environment import UNLIMITED_RESTARTS, worker_environment
 from ftlaunch.rendezvous.interface import Member, World
 from support.machines import machine
 
@@ -26,7 +26,7 @@ WORLD = World(
 
 
 def config(*arguments: str, **environ: str) -> Config:
-    return cli.parse(["--nproc-per-node", "2", *arguments, "-m", "train"], environ, machine()).config
+    return command_line.parse(["--nproc-per-node", "2", *arguments, "-m", "train"], environ, machine()).config
 
 
 def test_the_whole_contract() -> None:
@@ -99,7 +99,7 @@ def test_an_outer_launchers_private_names_do_not_reach_the_ranks() -> None:
 
 
 def test_omp_threads_of_one_rank_stay_unset() -> None:
-    one = cli.parse(["-m", "train"], {}, machine()).config
+    one = command_line.parse(["-m", "train"], {}, machine()).config
     assert "OMP_NUM_THREADS" not in worker_environment(one, WORLD, 0, extra={})
 
 

@@ -1,0 +1,1 @@
+"""The control socket and what a request may see of the agent."""

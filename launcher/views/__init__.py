@@ -1,0 +1,1 @@
+"""What is shown of a run while it lives: status, metrics, health."""
