@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ftlaunch.heartbeat.standby import Channel
-
 _SLICE_S = 0.01
 _MAX_PAUSE_S = 1.0
 
@@ -27,14 +25,14 @@ def nothing() -> None:
 class Pacer:
     """Finds no module, but is asked at every import: pauses there so that the ranks at work are not disturbed."""
 
-    def __init__(self, channel: Channel, denied: idle.Denied) -> None:
-        self.order: dict[str, Any] | None = None
+    def __init__(self, pause: Callable[[float], None], denied: idle.Denied) -> None:
+        """``pause`` waits for that many seconds, or shorter when waiting makes no sense any more."""
         self.asked: set[str] = set()
         """Top-level names that modules tried to import, whether there were such modules or not."""
         self.on_import: Callable[[], None] = nothing
         self.offence = ""
         self.offenders: list[str] = []
-        self._channel = channel
+        self._pause = pause
         self._denied = denied
         self._share = 1.0
         self._cpus = os.sched_getaffinity(0)
@@ -47,17 +45,10 @@ class Pacer:
         if pace.get("cpus"):
             self._bind(pace["cpus"])
 
-    def stop(self, order: dict[str, Any] | None) -> None:
-        """The order is here, or there is nothing left to import: full speed, all CPUs."""
-        self.order = order
+    def stop(self) -> None:
+        """There is nothing left to import: full speed, all CPUs."""
         self._share = 1.0
         self._bind(self._cpus)
-
-    def listen(self, limit_s: float = 0.0) -> None:
-        """Take an order that is there, or comes within the limit. After it the agent has hung up."""
-        message = self._channel.receive(limit_s) if self.order is None else None
-        if message is not None and "go" in message:
-            self.stop(message["go"])
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -72,7 +63,7 @@ class Pacer:
             raise ImportError(f"{name} must not be imported ahead", name=name)
         used = process_time() - self._mark
         if self._share < 1.0 and used >= _SLICE_S:
-            self.listen(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
+            self._pause(min(_MAX_PAUSE_S, used * (1.0 / self._share - 1.0)))
             self._mark = process_time()
         return None
 

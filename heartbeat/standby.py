@@ -1,6 +1,6 @@
 """A warm worker: imports what the ranks will need, waits, and becomes a rank when it is told to.
 
-Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH_STANDBY_FD``:
+Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH_STANDBY_FD``, in this order:
 
 * agent: ``{"preload": [names], "environment": {name: value or null}, "pace": {"share": 0.2, "cpus": [3]},
   "exclude": [names], "cuda": false}``, once. ``environment`` is what the script changes before its imports;
@@ -9,13 +9,12 @@ Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH
   one was asked for. With ``"unfit": why`` it wants to be ended: one of the modules did something at import that a rank
   must not inherit. The modules in ``"exclude"``, named in ``failed`` as well, the outermost importer last, have to be
   excluded from then on.
-* agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, at any time, and closes its end. Importing goes
-  on unpaced to the end of the module at hand, the rest is skipped.
+* agent: ``{"go": {"kind", "target", "args", "environment", "cwd"}}``, and closes its end.
 
 The agent's end closed without an order means that nobody will need this process: it ends, never with 0, which would be
-a rank's success. What a standby cannot make
-look like a cold start (an environment variable that was read in C, a module of the script's folder with the name of a
-preloaded one, what an unfit module did) is started cold in its place, by exec: same process, same order, only slower.
+a rank's success. What a standby cannot make look like a cold start (an environment variable that was read in C, a
+module of the script's folder with the name of a preloaded one, what an unfit module did) is started cold in its place,
+by exec: same process, same order, only slower.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ import sys
 from _socket import socket
 from select import POLLIN, poll
 
-from ftlaunch.heartbeat import cuda_context, farewell, hooks, idle, pacing, run_main, worker
+from ftlaunch.heartbeat import cuda_context, farewell, hooks, idle, pacing, run_main, ties
 from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.deathpipe import call_libc
 from ftlaunch.heartbeat.descriptors import high_descriptor
 from ftlaunch.heartbeat.harmless import Harmless
+from ftlaunch.heartbeat.order import Order
 from ftlaunch.heartbeat.warm import Environ, WarmStart
 
 TYPE_CHECKING = False
@@ -59,15 +59,18 @@ class Channel:
         self._waiting: list[dict[str, Any]] = []
         self._error = frames.FrameError
 
-    def receive(self, limit_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None when none came within the limit. Ends the process at end of file."""
-        readable = poll()
-        readable.register(self._socket, POLLIN)
+    def receive(self) -> dict[str, Any]:
+        """The next message. Ends the process at end of file."""
         while not self._waiting:
-            if not readable.poll(None if limit_s is None else limit_s * 1000):
-                return None
             self._waiting += self._read()
         return self._waiting.pop(0)
+
+    def pause(self, seconds: float) -> None:
+        """Let that much time pass, less once something has arrived. Ends the process at end of file."""
+        readable = poll()
+        readable.register(self._socket, POLLIN)
+        if not self._waiting and readable.poll(seconds * 1000):
+            self._waiting += self._read()
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -150,11 +153,8 @@ class Preloader:
         self._pacer = pacer
 
     def run(self) -> None:
-        """Import one after the other until all are there, an order comes or one of them is unfit."""
+        """Import one after the other until all are there or one of them is unfit."""
         for name in self._names:
-            self._pacer.listen()
-            if self._pacer.order is not None:
-                return
             if name in sys.modules:
                 self.loaded += 1
             elif self._denied.covers(name):
@@ -185,15 +185,15 @@ def _outermost_missing(name: str) -> str:
     return next((parent for parent in parents if parent not in sys.modules), name)
 
 
-def wait_for_order() -> worker.Order:
+def wait_for_order() -> Order:
     """Preload and wait. Returns what to run once everything looks as if nothing had happened."""
     surroundings = Surroundings()
-    ties = worker.take_ties()
+    bonds = ties.take()
     fd = os.environ.pop("FTLAUNCH_STANDBY_FD", "")
     if not fd.isdecimal():
         print("ftlaunch: a standby is started by the agent: FTLAUNCH_STANDBY_FD is missing", file=sys.stderr)
         sys.exit(2)
-    worker.tie(ties)
+    ties.tie(bonds)
     CLIENT.silence()
     # Before the modules register their own exit handlers, as in a cold start.
     farewell.arrange()
@@ -204,13 +204,13 @@ def wait_for_order() -> worker.Order:
     given, assumed = _prepare(channel, warm)
     surroundings.restore()
     channel.close()
-    order = worker.Order(str(given["kind"]), str(given["target"]), [str(each) for each in given.get("args", ())])
+    order = Order(str(given["kind"]), str(given["target"]), [str(each) for each in given.get("args", ())])
     environment = {str(key): str(value) for key, value in given["environment"].items()}
     _change_folder(given.get("cwd"))
     if _why_cold(order, environment, surroundings.environment, assumed):
-        _start_cold(order, environment, ties)
+        _start_cold(order, environment, bonds)
     _set_environment(environment)
-    worker.bind(worker.take_ties().affinity)
+    ties.bind(ties.take().affinity)
     os.environ.pop("FTLAUNCH_STANDBY_FD", None)
     warm.chill(through_runpy=run_main.needs_runpy(order.kind, order.target))
     return order
@@ -233,11 +233,9 @@ class Assumed:
 def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed]:
     """Everything up to the order: returns it, and what the process has become on the way."""
     assumed = Assumed()
-    request = channel.receive() or {}
-    if "go" in request:
-        return request["go"], assumed
+    request = channel.receive()
     denied = idle.Denied(request.get("exclude", ()))
-    pacer = pacing.Pacer(channel, denied)
+    pacer = pacing.Pacer(channel.pause, denied)
     learned = request.get("environment", {})
     _apply(learned)
     environ: Any = os.environ
@@ -253,22 +251,20 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed
     pacer.on_import = pacing.nothing
     seen, warm.environment_writes = environ.end()
     environ.__class__ = plain
-    pacer.stop(pacer.order)
+    pacer.stop()
     report: dict[str, Any] = {"ready": preloader.loaded, "failed": preloader.failed}
     if preloader.unfit:
         report.update(unfit=preloader.unfit, exclude=preloader.culprits)
-    elif request.get("cuda") and pacer.order is None:
+    elif request.get("cuda"):
         # Not before the pacer has stopped: the driver's threads inherit the CPUs of this one.
         report["cuda"] = cuda_context.create()
-    if pacer.order is None:
-        channel.send(report)
-    while pacer.order is None:
-        pacer.order = (channel.receive() or {}).get("go")
+    channel.send(report)
+    order = channel.receive()["go"]
     assumed.environment = {key: value for key, value in seen.items() if key not in learned}
     assumed.names = pacer.asked
     assumed.unfit = preloader.unfit
     assumed.cuda = "cuda" in report
-    return pacer.order, assumed
+    return order, assumed
 
 
 def _apply(changes: dict[str, Any]) -> None:
@@ -299,7 +295,7 @@ def _change_folder(path: object) -> None:
 
 
 def _why_cold(
-    order: worker.Order,
+    order: Order,
     environment: dict[str, str],
     at_start: dict[str, str],
     assumed: Assumed,
@@ -330,19 +326,19 @@ def _modules_in(folder: str | None) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _start_cold(order: worker.Order, environment: dict[str, str], ties: worker.Ties) -> NoReturn:
+def _start_cold(order: Order, environment: dict[str, str], bonds: ties.Ties) -> NoReturn:
     passed = {
-        "FTLAUNCH_DEATH_FD": ties.death_fd,
-        "FTLAUNCH_DUMP_FD": ties.dump_fd,
-        "FTLAUNCH_FLAGS_FD": ties.flags_fd,
+        "FTLAUNCH_DEATH_FD": bonds.death_fd,
+        "FTLAUNCH_DUMP_FD": bonds.dump_fd,
+        "FTLAUNCH_FLAGS_FD": bonds.flags_fd,
     }
     for key, fd in passed.items():
         environment.pop(key, None)
         if fd is not None:
             os.set_inheritable(fd, True)
             environment[key] = str(fd)
-    if ties.agent_pid is not None:
-        environment["FTLAUNCH_AGENT_PID"] = str(ties.agent_pid)
+    if bonds.agent_pid is not None:
+        environment["FTLAUNCH_AGENT_PID"] = str(bonds.agent_pid)
     environment.pop("FTLAUNCH_STANDBY_FD", None)
     command = [*sys.orig_argv[: len(sys.orig_argv) - 1], order.kind, order.target, *order.arguments]
     os.execve(sys.executable, command, environment)

@@ -6,9 +6,9 @@ import os
 import sys
 from _signal import SIG_DFL, SIGPIPE, SIGXFSZ, signal  # type: ignore[import-not-found] # no enum this way
 
-from ftlaunch.heartbeat import deathpipe, flags, hooks, modules, run_main, stackdump
+from ftlaunch.heartbeat import hooks, modules, run_main, ties
 from ftlaunch.heartbeat.client import CLIENT
-from ftlaunch.heartbeat.descriptors import high_descriptor
+from ftlaunch.heartbeat.order import Order
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,28 +19,6 @@ _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
 
-class Order:
-    """What to run."""
-
-    def __init__(self, kind: str, target: str, arguments: list[str]) -> None:
-        self.kind = kind
-        self.target = target
-        self.arguments = arguments
-
-
-class Ties:
-    """What the agent passed for this process alone; taken out of the environment, so no child sees it."""
-
-    def __init__(
-        self, death_fd: int | None, dump_fd: int | None, flags_fd: int | None, agent_pid: int | None, affinity: str
-    ) -> None:
-        self.death_fd = death_fd
-        self.dump_fd = dump_fd
-        self.flags_fd = flags_fd
-        self.agent_pid = agent_pid
-        self.affinity = affinity
-
-
 def main() -> None:
     """Entry of ``bootstrap.py``."""
     if sys.argv[1:] == ["--standby"]:
@@ -49,45 +27,10 @@ def main() -> None:
         order = standby.wait_for_order()
     else:
         order = _parse(sys.argv[1:])
-        ties = take_ties()
-        tie(ties, through_exec=order.kind == "binary")
+        ties.tie(ties.take(), through_exec=order.kind == "binary")
         if order.kind != "binary":
             hooks.install()
     become_rank(order)
-
-
-def take_ties() -> Ties:
-    """Take the private variables out of the environment."""
-    taken = os.environ.pop
-    return Ties(
-        _descriptor(taken("FTLAUNCH_DEATH_FD", "")),
-        _descriptor(taken("FTLAUNCH_DUMP_FD", "")),
-        _descriptor(taken("FTLAUNCH_FLAGS_FD", "")),
-        _descriptor(taken("FTLAUNCH_AGENT_PID", "")),
-        taken("FTLAUNCH_AFFINITY", ""),
-    )
-
-
-def tie(ties: Ties, *, through_exec: bool = False) -> None:
-    """Arm the death pipe and the stack dump, and bind to the CPUs. Kills the process if the agent is gone."""
-    ties.death_fd = deathpipe.arm(ties.death_fd, ties.agent_pid, through_exec=through_exec)
-    if ties.dump_fd is not None and not through_exec:
-        ties.dump_fd = high_descriptor(ties.dump_fd)
-        stackdump.register(ties.dump_fd)
-    if ties.flags_fd is not None and not through_exec:
-        ties.flags_fd = high_descriptor(ties.flags_fd)
-        flags.attach(ties.flags_fd)
-    bind(ties.affinity)
-
-
-def bind(affinity: str) -> None:
-    """Bind to a comma list of CPUs. One line on stderr when that is refused."""
-    if not affinity:
-        return
-    try:
-        os.sched_setaffinity(0, [int(cpu) for cpu in affinity.split(",")])
-    except (OSError, ValueError, OverflowError) as error:
-        print(f"ftlaunch: cannot bind this rank to CPUs {affinity}: {error}", file=sys.stderr)
 
 
 def become_rank(order: Order) -> None:
@@ -129,7 +72,3 @@ def _parse(arguments: list[str]) -> Order:
         print("ftlaunch: bootstrap.py is started by the agent: KIND TARGET [ARGUMENT]...", file=sys.stderr)
         sys.exit(2)
     return Order(arguments[0], arguments[1], arguments[2:])
-
-
-def _descriptor(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
