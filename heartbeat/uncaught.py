@@ -203,7 +203,7 @@ def _last_words(error: BaseException, exit_code: int) -> None:
 
 
 def describe(error: BaseException, exit_code: int) -> dict[str, object]:
-    """The payload of LAST_WORDS, as :class:`ftlaunch.heartbeat.lastwords.LastWords` reads it."""
+    """The payload of LAST_WORDS, as :class:`ftlaunch.heartbeat.watching.lastwords.LastWords` reads it."""
     kind = type(error)
     module = kind.__module__
     return {

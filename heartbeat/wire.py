@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
     SECTION = 3
     """The stack of open sections changed; payload ``sections``: list of names, outermost first."""
     LAST_WORDS = 4
-    """The worker is about to end by itself; payload as :class:`ftlaunch.heartbeat.lastwords.LastWords`."""
+    """The worker is about to end by itself; payload as :class:`ftlaunch.heartbeat.watching.lastwords.LastWords`."""
     REQUEST = 5
     """``what``: ``restart`` or ``stop``; ``reason``."""
     CHECKPOINT = 6

@@ -22,7 +22,7 @@ _NOT_EXECUTABLE = 126
 def main() -> None:
     """Entry of ``bootstrap.py``."""
     if sys.argv[1:] == ["--standby"]:
-        from ftlaunch.heartbeat import standby
+        from ftlaunch.heartbeat.standbys import standby
 
         order = standby.wait_for_order()
     else:

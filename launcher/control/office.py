@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.listener import Heard
-    from ftlaunch.heartbeat.watch import Watch
+    from ftlaunch.heartbeat.watching.listener import Heard
+    from ftlaunch.heartbeat.watching.watch import Watch
     from ftlaunch.launcher.agent import Agent
     from ftlaunch.launcher.config import Config
     from ftlaunch.launcher.decision import events as ev

@@ -99,7 +99,7 @@ class WorkerFailing:
 
 @dataclass(frozen=True)
 class WorkerStalled:
-    """A rank lives but makes no progress. ``kind`` as in :mod:`ftlaunch.heartbeat.stalls`."""
+    """A rank lives but makes no progress. ``kind`` as in :mod:`ftlaunch.heartbeat.watching.stalls`."""
 
     generation: int
     local_rank: int

@@ -20,7 +20,7 @@ from ftlaunch.launcher import clock
 from ftlaunch.launcher.control.control_socket import RequestError
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.listener import Heard
+    from ftlaunch.heartbeat.watching.listener import Heard
     from ftlaunch.heartbeat.wire import Message
     from ftlaunch.launcher.control.office import Office
     from ftlaunch.launcher.drill.board import Board, OwnGroup

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ftlaunch.heartbeat import endpoint
+from ftlaunch.heartbeat.watching import endpoint
 from ftlaunch.launcher.config import CommandKind, Config, StandbyMode
 from ftlaunch.launcher.errors import SpawnError, UsageError
 from ftlaunch.launcher.evidence import cgroups

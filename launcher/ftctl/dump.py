@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ftlaunch.heartbeat.stackdump import without_our_frames
-from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, parse_faulthandler
-from ftlaunch.heartbeat.suspects import RankEvidence, group_ranks
+from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, parse_faulthandler
+from ftlaunch.heartbeat.watching.suspects import RankEvidence, group_ranks
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
 from ftlaunch.launcher.ftctl._table import shortened

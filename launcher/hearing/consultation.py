@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftlaunch.heartbeat import elsewhere, procstate
-from ftlaunch.heartbeat.elsewhere import Account, Survey
+from ftlaunch.heartbeat.watching import elsewhere, procstate
+from ftlaunch.heartbeat.watching.elsewhere import Account, Survey
 from ftlaunch.launcher import clock
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.verdicts import Stall
-    from ftlaunch.heartbeat.watch import Watch
+    from ftlaunch.heartbeat.watching.verdicts import Stall
+    from ftlaunch.heartbeat.watching.watch import Watch
     from ftlaunch.launcher.hearing.peers import Peers
     from ftlaunch.launcher.hearing.stacks import Findings
     from ftlaunch.rendezvous.interface import Answers, World

@@ -1,7 +1,8 @@
 """The agent's ear: what ranks say, and what their silence means, as events.
 
-Messages, exits and looks at the kernel go into :class:`ftlaunch.heartbeat.watch.Watch`, which judges; here its verdicts
-become events, and its deadlines timers. Nothing is polled: while ranks beat, the next deadline is far away.
+Messages, exits and looks at the kernel go into :class:`ftlaunch.heartbeat.watching.watch.Watch`, which judges; here
+its verdicts become events, and its deadlines timers. Nothing is polled: while ranks beat, the next deadline is far
+away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ftlaunch.heartbeat import procstate
-from ftlaunch.heartbeat.elsewhere import Survey
-from ftlaunch.heartbeat.endpoint import open_endpoint
-from ftlaunch.heartbeat.listener import Heard, Listener
-from ftlaunch.heartbeat.suspects import evidence_of
-from ftlaunch.heartbeat.verdicts import AT_ONCE, Assessment, Stall
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching import procstate
+from ftlaunch.heartbeat.watching.elsewhere import Survey
+from ftlaunch.heartbeat.watching.endpoint import open_endpoint
+from ftlaunch.heartbeat.watching.listener import Heard, Listener
+from ftlaunch.heartbeat.watching.suspects import evidence_of
+from ftlaunch.heartbeat.watching.verdicts import AT_ONCE, Assessment, Stall
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.config import HeartbeatConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlaunch.heartbeat import lastwords
+from ftlaunch.heartbeat.watching import lastwords
 from ftlaunch.heartbeat.wire import Message
 from ftlaunch.launcher.decision import events as ev
 

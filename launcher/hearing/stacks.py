@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ftlaunch.heartbeat import procstate, stackdump, suspects
-from ftlaunch.heartbeat.stackread import StackSnapshot, parse_faulthandler, parse_pyspy
-from ftlaunch.heartbeat.suspects import RankEvidence
+from ftlaunch.heartbeat import stackdump
+from ftlaunch.heartbeat.watching import procstate, suspects
+from ftlaunch.heartbeat.watching.stackread import StackSnapshot, parse_faulthandler, parse_pyspy
+from ftlaunch.heartbeat.watching.suspects import RankEvidence
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.host import proctree

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ftlaunch.heartbeat.frames import FrameError, FrameReader, encode
+from ftlaunch.heartbeat.standbys.frames import FrameError, FrameReader, encode
 from ftlaunch.launcher.config import StandbyConfig, StandbyMode
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.host.spare_room import Pace, available_bytes, choose_pace, resident_bytes

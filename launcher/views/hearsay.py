@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ftlaunch.heartbeat.limits import Limits
-from ftlaunch.heartbeat.stalls import Due, dues
-from ftlaunch.heartbeat.tracks import Track, Tracks
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching.limits import Limits
+from ftlaunch.heartbeat.watching.stalls import Due, dues
+from ftlaunch.heartbeat.watching.tracks import Track, Tracks
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher.views.overview import Heard, LimitFacts, RankFacts
 
 _ALL_TOLD_PER_S = 9.0

@@ -24,7 +24,7 @@ class RankFacts:
 
     local_rank: int
     phase: str = ""
-    """How far its start-up is: a name of :class:`ftlaunch.heartbeat.tracks.Phase`, in small letters."""
+    """How far its start-up is: a name of :class:`ftlaunch.heartbeat.watching.tracks.Phase`, in small letters."""
     sections: tuple[str, ...] = ()
     step: int | None = None
     ticks: int = 0

@@ -16,7 +16,7 @@ from ftlaunch.launcher.journal.records import EventLog
 from ftlaunch.launcher.say import Say
 
 if TYPE_CHECKING:
-    from ftlaunch.heartbeat.watch import Watch
+    from ftlaunch.heartbeat.watching.watch import Watch
     from ftlaunch.launcher.history.ledger import Ledger
     from ftlaunch.launcher.history.model import History, Pulse
     from ftlaunch.launcher.views.health_port import Readiness

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.heartbeat import lastwords
+from ftlaunch.heartbeat.watching import lastwords
 from ftlaunch.heartbeat.wire import Kind, Message
 from support import ranks
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.heartbeat import procstate, stackdump
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stackread import StackSnapshot, parse_faulthandler
-from ftlaunch.heartbeat.stalls import works
+from ftlaunch.heartbeat import stackdump
+from ftlaunch.heartbeat.watching import procstate
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stackread import StackSnapshot, parse_faulthandler
+from ftlaunch.heartbeat.watching.stalls import works
 from support import procfs
 from support.ranks import BOOTSTRAP
 from support.waiting import wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.heartbeat import lastwords
+from ftlaunch.heartbeat.watching import lastwords
 from ftlaunch.heartbeat.wire import Kind
 from support import ranks
 

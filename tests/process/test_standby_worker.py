@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.heartbeat import frames
+from ftlaunch.heartbeat.standbys import frames
 from ftlaunch.heartbeat.wire import Kind
 from support import procfs, ranks
 from support.waiting import wait_until

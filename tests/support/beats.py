@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftlaunch.heartbeat.limits import Limits
-from ftlaunch.heartbeat.listener import Heard
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stalls import assess
-from ftlaunch.heartbeat.tracks import Tracks
-from ftlaunch.heartbeat.verdicts import Assessment, Stall
+from ftlaunch.heartbeat.watching.limits import Limits
+from ftlaunch.heartbeat.watching.listener import Heard
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stalls import assess
+from ftlaunch.heartbeat.watching.tracks import Tracks
+from ftlaunch.heartbeat.watching.verdicts import Assessment, Stall
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher.config import HeartbeatConfig
 
@@ -109,7 +109,7 @@ class Node:
         return assess(self.tracks, self.limits, states, now)
 
     def convict(self, stall: Stall) -> None:
-        """The generation ends because of it, as :meth:`ftlaunch.heartbeat.watch.Watch.convict` takes note of it."""
+        """The generation ends because of it, as :meth:`.watching.watch.Watch.convict` takes note of it."""
         assert stall.learnt
         track = self.tracks.ranks[stall.local_rank]
         self.limits.distrust(track.beats, track.step)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import ftlaunch.heartbeat
-from ftlaunch.heartbeat import frames, wire
+from ftlaunch.heartbeat import wire
+from ftlaunch.heartbeat.standbys import frames
 
 BOOTSTRAP = str(Path(str(ftlaunch.heartbeat.__file__)).with_name("bootstrap.py"))
 _LIMIT_S = 100.0

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat import elsewhere
-from ftlaunch.heartbeat.elsewhere import Account, RankAccount, Survey
-from ftlaunch.heartbeat.limits import EVAL, STEP
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, ThreadStack
-from ftlaunch.heartbeat.suspects import RankEvidence
-from ftlaunch.heartbeat.verdicts import SILENT, Stall
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching import elsewhere
+from ftlaunch.heartbeat.watching.elsewhere import Account, RankAccount, Survey
+from ftlaunch.heartbeat.watching.limits import EVAL, STEP
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, ThreadStack
+from ftlaunch.heartbeat.watching.suspects import RankEvidence
+from ftlaunch.heartbeat.watching.verdicts import SILENT, Stall
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher.config import HeartbeatConfig
 from ftlaunch.launcher.hearing.consultation import Consultation
 from ftlaunch.launcher.hearing.stacks import Findings

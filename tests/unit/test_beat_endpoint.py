@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.heartbeat import endpoint as module
-from ftlaunch.heartbeat.endpoint import MAX_PATH_BYTES, Endpoint, EndpointError, open_endpoint, sweep_stale
+from ftlaunch.heartbeat.watching import endpoint as module
+from ftlaunch.heartbeat.watching.endpoint import MAX_PATH_BYTES, Endpoint, EndpointError, open_endpoint, sweep_stale
 from support import users
 
 
@@ -144,7 +144,7 @@ def test_when_nothing_works_the_error_names_every_path_and_why(short: Path) -> N
 
 PROBE = """
 import sys
-from ftlaunch.heartbeat.endpoint import open_endpoint
+from ftlaunch.heartbeat.watching.endpoint import open_endpoint
 made = open_endpoint({"XDG_RUNTIME_DIR": sys.argv[1], "TMPDIR": sys.argv[2]}, sys.argv[3:])
 print(made.directory or made.address)
 made.close()
@@ -196,7 +196,7 @@ def test_a_place_that_somebody_emptied_is_noticed(short: Path, how: str) -> None
 
 DIE = """
 import os, sys
-from ftlaunch.heartbeat.endpoint import open_endpoint
+from ftlaunch.heartbeat.watching.endpoint import open_endpoint
 made = open_endpoint({"TMPDIR": sys.argv[1]}, ())
 print(made.directory, flush=True)
 sys.stdin.read()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat.limits import CHECKPOINT, EVAL, INIT, MIN_STEPS, STEP, WARM_UP, Limits, Source
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, EVAL, INIT, MIN_STEPS, STEP, WARM_UP, Limits, Source
 from ftlaunch.launcher.config import HeartbeatConfig
 
 

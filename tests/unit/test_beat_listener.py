@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlaunch.heartbeat import wire
-from ftlaunch.heartbeat.listener import Listener, Refusal
+from ftlaunch.heartbeat.watching.listener import Listener, Refusal
 from ftlaunch.heartbeat.wire import Kind, Message
 
 GENERATION = 3

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat import procstate
-from ftlaunch.heartbeat.procstate import KernelWait, parse_stat, parse_status, read, read_wait
+from ftlaunch.heartbeat.watching import procstate
+from ftlaunch.heartbeat.watching.procstate import KernelWait, parse_stat, parse_status, read, read_wait
 
 STATUS = """Name:\tpython
 State:\tS (sleeping)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlaunch.heartbeat import stackdump
-from ftlaunch.heartbeat.stackread import (
+from ftlaunch.heartbeat.watching.stackread import (
     Frame,
     StackSnapshot,
     ThreadStack,
@@ -20,7 +20,7 @@ from ftlaunch.heartbeat.stackread import (
     parse_pyspy,
     user_frame,
 )
-from ftlaunch.heartbeat.suspects import (
+from ftlaunch.heartbeat.watching.suspects import (
     RankEvidence,
     describe_groups,
     doing,

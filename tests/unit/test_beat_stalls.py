@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat import procstate, stalls
-from ftlaunch.heartbeat import verdicts as v
-from ftlaunch.heartbeat.limits import CHECKPOINT, STEP
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.verdicts import Assessment
+from ftlaunch.heartbeat.watching import procstate, stalls
+from ftlaunch.heartbeat.watching import verdicts as v
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, STEP
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.verdicts import Assessment
 from support.beats import Node, Speaker
 
 STEP_S = 0.1

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat.limits import CHECKPOINT, STEP, WARM_UP, Source
-from ftlaunch.heartbeat.listener import Heard
-from ftlaunch.heartbeat.stalls import dues
-from ftlaunch.heartbeat.tracks import Phase
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, STEP, WARM_UP, Source
+from ftlaunch.heartbeat.watching.listener import Heard
+from ftlaunch.heartbeat.watching.stalls import dues
+from ftlaunch.heartbeat.watching.tracks import Phase
 from ftlaunch.heartbeat.wire import Kind, Message
 from support.beats import FIRST_PID, Node, Speaker
 

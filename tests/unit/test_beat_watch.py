@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.heartbeat.limits import CHECKPOINT, STEP, Source
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stragglers import HOLD_S, MIN_STEPS, Straggler, StragglerWatch, lags
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, STEP, Source
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stragglers import HOLD_S, MIN_STEPS, Straggler, StragglerWatch, lags
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher.config import HeartbeatConfig
 from support.beats import FIRST_PID, Speaker
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher import commands
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.commands import Desk

@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlaunch.heartbeat import client, compact, frames, hooks, idle, lastwords, modules, stackdump, uncaught, warm, wire
+from ftlaunch.heartbeat import client, compact, hooks, modules, stackdump, uncaught, wire
+from ftlaunch.heartbeat.standbys import frames, idle, warm
+from ftlaunch.heartbeat.watching import lastwords
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

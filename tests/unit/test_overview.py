@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.heartbeat.listener import Heard as HeardMessage
-from ftlaunch.heartbeat.watch import Watch
+from ftlaunch.heartbeat.watching.listener import Heard as HeardMessage
+from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher.config import HeartbeatConfig
 from ftlaunch.launcher.decision.state import Ending, Phase, State, WorkerState, WorkerStatus

@@ -28,12 +28,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ftlaunch.heartbeat import procstate
-from ftlaunch.heartbeat import verdicts as v
-from ftlaunch.heartbeat.limits import CHECKPOINT, DEFAULT_INIT_TIMEOUT_S, INIT, STEP, Limit, Limits, Source
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.tracks import Look, Phase, Track, Tracks
-from ftlaunch.heartbeat.verdicts import Assessment, Notice, Stall, StallWarning, for_people, rank_names
+from ftlaunch.heartbeat.watching import procstate
+from ftlaunch.heartbeat.watching import verdicts as v
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, DEFAULT_INIT_TIMEOUT_S, INIT, STEP, Limit, Limits, Source
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.tracks import Look, Phase, Track, Tracks
+from ftlaunch.heartbeat.watching.verdicts import Assessment, Notice, Stall, StallWarning, for_people, rank_names
 
 STOP_CONFIRM_S = 1.0
 ZOMBIE_CONFIRM_S = 2.0

@@ -25,13 +25,14 @@ import sys
 from _socket import socket
 from select import POLLIN, poll
 
-from ftlaunch.heartbeat import cuda_context, farewell, hooks, idle, pacing, run_main, ties
+from ftlaunch.heartbeat import farewell, hooks, run_main, ties
 from ftlaunch.heartbeat.client import CLIENT
 from ftlaunch.heartbeat.deathpipe import call_libc
 from ftlaunch.heartbeat.descriptors import high_descriptor
 from ftlaunch.heartbeat.harmless import Harmless
 from ftlaunch.heartbeat.order import Order
-from ftlaunch.heartbeat.warm import Environ, WarmStart
+from ftlaunch.heartbeat.standbys import cuda_context, idle, pacing
+from ftlaunch.heartbeat.standbys.warm import Environ, WarmStart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Channel:
     """The connection to the agent."""
 
     def __init__(self, fd: int) -> None:
-        from ftlaunch.heartbeat import frames
+        from ftlaunch.heartbeat.standbys import frames
 
         self._socket = socket(fileno=fd)
         self._socket.setblocking(True)

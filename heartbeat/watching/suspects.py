@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, is_library, user_frame
-from ftlaunch.heartbeat.tracks import Track
-from ftlaunch.heartbeat.verdicts import for_people, rank_names
+from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, is_library, user_frame
+from ftlaunch.heartbeat.watching.tracks import Track
+from ftlaunch.heartbeat.watching.verdicts import for_people, rank_names
 
 _WAITING_FILE = (
     r"/torch/(distributed/(?!checkpoint/|elastic/|run\.py|launch)|nn/parallel/|cuda/(__init__|streams)\.py"

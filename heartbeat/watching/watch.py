@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftlaunch.heartbeat import elsewhere, stalls
-from ftlaunch.heartbeat.elsewhere import Account, Survey
-from ftlaunch.heartbeat.limits import Limit, Limits, Settings
-from ftlaunch.heartbeat.listener import Heard
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stragglers import Straggler, StragglerWatch
-from ftlaunch.heartbeat.tracks import Progress, Track, Tracks
-from ftlaunch.heartbeat.verdicts import Assessment, Stall, for_people
+from ftlaunch.heartbeat.watching import elsewhere, stalls
+from ftlaunch.heartbeat.watching.elsewhere import Account, Survey
+from ftlaunch.heartbeat.watching.limits import Limit, Limits, Settings
+from ftlaunch.heartbeat.watching.listener import Heard
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stragglers import Straggler, StragglerWatch
+from ftlaunch.heartbeat.watching.tracks import Progress, Track, Tracks
+from ftlaunch.heartbeat.watching.verdicts import Assessment, Stall, for_people
 
 LATE_S = 1.0
 """A deadline that is noticed so much later means that the agent itself was stopped, or starved."""
@@ -85,7 +85,7 @@ class Watch:
         return tracks.left_at is not None or any(now - track.progress_at > _QUIET_S for track in tracks.alive)
 
     def assess(self, states: Mapping[int, ProcState], now: float, asleep_s: float = 0.0) -> Assessment:
-        """Judge every rank; see :mod:`ftlaunch.heartbeat.stalls`.
+        """Judge every rank; see :mod:`ftlaunch.heartbeat.watching.stalls`.
 
         ``asleep_s``: CLOCK_BOOTTIME minus CLOCK_MONOTONIC. When it has grown the machine was suspended, and everybody
         gets time to come back. When the last deadline has passed long ago, the agent was stopped, and as long is left

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ftlaunch.heartbeat import stalls, suspects
-from ftlaunch.heartbeat.limits import STEP, Limits
-from ftlaunch.heartbeat.procstate import ProcState
-from ftlaunch.heartbeat.stackread import Frame, StackSnapshot, ThreadStack
-from ftlaunch.heartbeat.suspects import RankEvidence
-from ftlaunch.heartbeat.tracks import Track, Tracks
-from ftlaunch.heartbeat.verdicts import EXIT_BARRIER, SILENT, Stall, for_people
+from ftlaunch.heartbeat.watching import stalls, suspects
+from ftlaunch.heartbeat.watching.limits import STEP, Limits
+from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, ThreadStack
+from ftlaunch.heartbeat.watching.suspects import RankEvidence
+from ftlaunch.heartbeat.watching.tracks import Track, Tracks
+from ftlaunch.heartbeat.watching.verdicts import EXIT_BARRIER, SILENT, Stall, for_people
 
 PATIENCE_S = 10.0
 """So long after a limit that was given the node of a suspect may take to act."""

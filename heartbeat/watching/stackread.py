@@ -15,7 +15,7 @@ _THREAD = r"^(Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*)\])? \(most recen
 _FRAME = r'^  File "(.*)", line (\d+|\?+) in (.*)$'
 _SPY_THREAD = r'^Thread (\S+)(?: \((.*?)\))?(?:: "(.*)")?$'
 _LIBRARY = r"^<|/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/"
-_OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 _SPY_FRAME = r"^ +(\S.*?) \((.*?)(?::(\d+))?\)$"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from time import process_time
 
-from ftlaunch.heartbeat import hooks, idle
+from ftlaunch.heartbeat import hooks
+from ftlaunch.heartbeat.standbys import idle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

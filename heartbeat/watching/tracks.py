@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftlaunch.heartbeat.limits import STEP, WARM_UP, Limits
-from ftlaunch.heartbeat.listener import Heard
-from ftlaunch.heartbeat.procstate import ProcState
+from ftlaunch.heartbeat.watching.limits import STEP, WARM_UP, Limits
+from ftlaunch.heartbeat.watching.listener import Heard
+from ftlaunch.heartbeat.watching.procstate import ProcState
 from ftlaunch.heartbeat.wire import Kind, Message
 
 _LATE_S = 1.0

@@ -1,0 +1,1 @@
+"""A warm process, its imports done, that becomes a rank when one is needed."""
