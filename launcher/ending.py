@@ -84,7 +84,7 @@ class Ending:
         from ftlaunch.launcher.journal.failure_report import FailureReport, render
 
         cause, run = incident.cause, self.place.run
-        tail: list[str] = []
+        tail: list[bytes] = []
         if cause.rank is not None and cause.local_rank is not None:
             tail = self.pump.tail(incident.generation, cause.local_rank, Stream.ERR)
         return render(

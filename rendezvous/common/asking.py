@@ -8,15 +8,14 @@ who asked gets to see, and one last word to every member: linear in the number o
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.part import new_attempt
-from ftlaunch.rendezvous.common.records import VERSION, RecordError, printable
+from ftlaunch.rendezvous.common.records import Number, Record, RecordError
 from ftlaunch.rendezvous.interface import Answers, Conclude, Question, Respondent
 
 log = logging.getLogger("ftlaunch.rendezvous")
@@ -30,58 +29,32 @@ _LAST_WORD_S = 1.0
 
 
 @dataclass(frozen=True)
-class QuestionRecord:
+class QuestionRecord(Record):
     """One question and, in the end, its outcome. ``name``: of those open at a time there is only one of each name.
 
     ``lease``: what answers may hang on, for a backend that has such a thing.
     """
 
+    LIMIT: ClassVar[int] = MAX_OUTCOME_BYTES
+
     name: str
     topic: str
-    generation: int
+    generation: Number
     node_id: str
     attempt: str
-    lease: int = 0
+    lease: Number = 0
     outcome: Mapping[str, Any] | None = None
-
-    def encode(self) -> bytes:
-        """Raises :class:`RecordError` when it is too large or no JSON."""
-        return _dump(asdict(self), MAX_OUTCOME_BYTES)
-
-    @classmethod
-    def decode(cls, value: bytes) -> QuestionRecord:
-        """Raises :class:`RecordError`."""
-        raw = _load(value, 2 * MAX_OUTCOME_BYTES)
-        texts = [raw.get(name) for name in ("name", "topic", "node_id", "attempt")]
-        numbers = [raw.get(name) for name in ("generation", "lease")]
-        outcome = raw.get("outcome")
-        if not all(_is_text(text) for text in texts) or not all(_is_number(number) for number in numbers):
-            raise RecordError("not a question")
-        if not isinstance(outcome, dict | None):
-            raise RecordError("not the outcome of a question")
-        return cls(raw["name"], raw["topic"], raw["generation"], raw["node_id"], raw["attempt"], raw["lease"], outcome)
 
 
 @dataclass(frozen=True)
-class AnswerRecord:
+class AnswerRecord(Record):
     """What one node says to the question of that attempt."""
+
+    LIMIT: ClassVar[int] = MAX_ANSWER_BYTES
 
     attempt: str
     node_id: str
     said: Mapping[str, Any]
-
-    def encode(self) -> bytes:
-        """Raises :class:`RecordError` when it is too large or no JSON."""
-        return _dump(asdict(self), MAX_ANSWER_BYTES)
-
-    @classmethod
-    def decode(cls, value: bytes) -> AnswerRecord:
-        """Raises :class:`RecordError`."""
-        raw = _load(value, MAX_ANSWER_BYTES)
-        attempt, node_id, said = (raw.get(name) for name in ("attempt", "node_id", "said"))
-        if not _is_text(attempt) or not _is_text(node_id) or not isinstance(said, dict):
-            raise RecordError("not an answer")
-        return cls(raw["attempt"], raw["node_id"], said)
 
 
 class Carrier(Protocol):
@@ -305,42 +278,6 @@ def told(question: QuestionRecord, outcome: Mapping[str, Any]) -> tuple[Question
         log.warning("the outcome of a question cannot be told: %s", str(error))
         record = replace(question, outcome={})
         return record, record.encode()
-
-
-def _dump(raw: Mapping[str, Any], limit: int) -> bytes:
-    try:
-        value = json.dumps({"v": VERSION, **raw}, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RecordError(f"cannot be written as JSON: {error}") from None
-    if len(value) > limit:
-        raise RecordError(f"{len(value)} bytes are too many (at most {limit})")
-    return value
-
-
-def _load(value: bytes, limit: int) -> dict[str, Any]:
-    """As :func:`.records.load`, with less trust: size, depth and numbers that JSON does not know are checked."""
-    if len(value) > limit:
-        raise RecordError(f"{len(value)} bytes are too many (at most {limit})")
-    try:
-        raw = json.loads(value, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        raise RecordError("not JSON") from None
-    if not isinstance(raw, dict) or raw.get("v") != VERSION:
-        raise RecordError("not an object of this version")
-    return raw
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and printable(value) == value
-
-
-def _is_number(value: object) -> bool:
-    # As etcd writes the id of a lease.
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(constant)
 
 
 def _now() -> float:

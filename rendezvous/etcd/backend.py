@@ -19,7 +19,7 @@ from ftlaunch.rendezvous.common.iothread import IoThread
 from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
 from ftlaunch.rendezvous.common.part import Part, Wanted, first_offer
 from ftlaunch.rendezvous.common.peers import Doorbell
-from ftlaunch.rendezvous.common.records import FailureRecord, HolderRecord, RecordError, encode
+from ftlaunch.rendezvous.common.records import FailureRecord, HolderRecord, RecordError
 from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.etcd import library
 from ftlaunch.rendezvous.etcd import settings as configuration
@@ -229,7 +229,7 @@ class EtcdRendezvous:
         if record is None or not self._site.address:
             return
         try:
-            encode(record)
+            record.encode()
         except RecordError as error:
             self._part.fail_soon(f"what this node offers cannot be written to etcd: {error}")
         else:

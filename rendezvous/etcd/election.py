@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftlaunch.rendezvous.common.records import HolderRecord, RecordError, encode
+from ftlaunch.rendezvous.common.records import HolderRecord, RecordError
 from ftlaunch.rendezvous.etcd.client import EtcdClient
 from ftlaunch.rendezvous.etcd.errors import Unreachable
 from ftlaunch.rendezvous.etcd.keys import Keys
@@ -42,7 +42,7 @@ class Mandate:
 
 async def campaign(client: EtcdClient, keys: Keys, me: HolderRecord, lease: int) -> Mandate | None:
     """Try once to become the leader; ``None`` when somebody else is. Raises :class:`~.errors.EtcdError`."""
-    value = encode(me)
+    value = me.encode()
     put = Put(keys.leader, value, lease)
     answer = await client.transact(Transaction((Absent(keys.leader),), (put,), (Get(keys.leader),)))
     if answer.applied:

@@ -21,7 +21,6 @@ from ftlaunch.rendezvous.common.records import (
     NodeRecord,
     RecordError,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW
 from ftlaunch.rendezvous.etcd.client import EtcdClient
@@ -60,7 +59,7 @@ class JobKeys:
         if failure.kind is FailureKind.LOST:
             # Whoever finished is not missed; who says of itself that it failed after all is believed.
             conditions = (*conditions, Absent(self._keys.finish(failure.node_id)))
-        answer = await self._write(conditions, (Put(key, encode(failure), self._keys.job_lease),), (Get(key),))
+        answer = await self._write(conditions, (Put(key, failure.encode(), self._keys.job_lease),), (Get(key),))
         found = existing(answer)
         return answer.applied or (found is not None and _attempt_of(found.value) == failure.attempt)
 
@@ -70,7 +69,7 @@ class JobKeys:
         # Who failed lately is remembered a while: a host that fails again and again is passed over.
         oldest = max(0, table.generation - SUSPECT_WINDOW)
         then: tuple[Operation, ...] = (
-            Put(key, encode(table), self._keys.job_lease),
+            Put(key, table.encode(), self._keys.job_lease),
             Delete(KeyRange(self._keys.generations.start, key)),
             Delete(KeyRange(self._keys.failures.start, self._keys.failure(oldest))),
             Delete(self._keys.finishes),
@@ -83,23 +82,23 @@ class JobKeys:
 
     async def teach(self, lesson: LessonRecord) -> None:
         """Leave word for spares."""
-        put = Put(self._keys.modules.start, encode(lesson), self._keys.job_lease)
+        put = Put(self._keys.modules.start, lesson.encode(), self._keys.job_lease)
         await self._write((Absent(self._keys.closed),), (put,))
 
     async def grow(self, growth: GrowthRecord, mandate: Mandate) -> None:
         """Tell the members that nodes wait."""
-        put = Put(self._keys.growth, encode(growth), mandate.lease)
+        put = Put(self._keys.growth, growth.encode(), mandate.lease)
         await self._client.transact(Transaction((mandate.condition,), (put,)))
 
     async def finish(self, done: FinishRecord) -> None:
         """Mark this node as finished, as long as the generation is the latest; the next one deletes all marks."""
-        put = Put(self._keys.finish(done.node_id), encode(done), self._keys.job_lease)
+        put = Put(self._keys.finish(done.node_id), done.encode(), self._keys.job_lease)
         conditions = (Exists(self._keys.generation(done.generation)), Absent(self._keys.closed))
         await self._write(conditions, (put,))
 
     async def exclude(self, record: ExclusionsRecord, former: KeyValue | None) -> bool:
         """Say which nodes are left out; ``False`` when somebody else has changed that since ``former`` was read."""
-        key, value = self._keys.excluded, encode(record)
+        key, value = self._keys.excluded, record.encode()
         unchanged = Absent(key) if former is None else ValueIs(key, former.value)
         conditions = (unchanged, Absent(self._keys.closed))
         answer = await self._write(conditions, (Put(key, value, self._keys.job_lease),), (Get(key),))
@@ -110,7 +109,7 @@ class JobKeys:
         """End the job for all and delete its other keys; returns what the first to say so said."""
         lease, _ = await self._client.grant(max(2, round(tombstone_ttl_s)))
         then = (
-            Put(self._keys.closed, encode(closed), lease),
+            Put(self._keys.closed, closed.encode(), lease),
             Delete(self._keys.generations),
             Delete(self._keys.failures),
             Delete(self._keys.finishes),
@@ -162,11 +161,11 @@ class NodeKeys:
 
         Returns ``None``, or the other agent that has this machine; then nothing was written.
         """
-        node = Put(self._keys.node(record.node_id), encode(record), lease)
+        node = Put(self._keys.node(record.node_id), record.encode(), lease)
         if not self._machine:
             await self._client.transact(Transaction(then=(node,)))
             return None
-        both = (node, Put(self._machine, encode(holder), lease))
+        both = (node, Put(self._machine, holder.encode(), lease))
         answer = await self._client.transact(Transaction((Absent(self._machine),), both, (Get(self._machine),)))
         found = existing(answer)
         if answer.applied or found is None:
@@ -179,7 +178,7 @@ class NodeKeys:
 
     async def update(self, record: NodeRecord, lease: int) -> None:
         """Write the node's key anew."""
-        await self._client.transact(Transaction(then=(Put(self._keys.node(record.node_id), encode(record), lease),)))
+        await self._client.transact(Transaction(then=(Put(self._keys.node(record.node_id), record.encode(), lease),)))
 
     async def evict(self, node_id: str) -> None:
         """End the lease of an agent whose process is proven gone, and with it all its keys."""

@@ -29,7 +29,6 @@ from ftlaunch.rendezvous.common.records import (
     GrowthRecord,
     RecordError,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.hub import settings as configuration
 from ftlaunch.rendezvous.hub.asking import HubCarrier
@@ -135,12 +134,12 @@ class HubRendezvous:
         self._say_record()
         word = self._part.owed_word(self._view)
         if word is not None:
-            self._say("failure", encode(word))
+            self._say("failure", word.encode())
         self._loop.call_soon(self._react)
 
     def announce_failure(self, generation: int, reason: str) -> None:
         """One line to the hosting node, one from there to every other."""
-        self._say("failure", encode(self._part.announce(generation, reason)))
+        self._say("failure", self._part.announce(generation, reason).encode())
 
     def respond_with(self, respondent: Respondent) -> None:
         """See the interface."""
@@ -179,18 +178,18 @@ class HubRendezvous:
         if outcome is Outcome.FINISHED:
             self._part.finish(generation)
             self._loop.call_soon(self._react)
-            self._say("finish", encode(FinishRecord(self._node.node_id, generation)))
+            self._say("finish", FinishRecord(self._node.node_id, generation).encode())
             return await self._wait_for_end(exit_code, timeout_s)
         if outcome is Outcome.FAILED:
             record = ClosedRecord(exit_code, reason, self._node.node_id, self._node.host, new_attempt())
-            self._say("closed", encode(record))
+            self._say("closed", record.encode())
             return await self._wait_for_end(exit_code, timeout_s)
         self._closing = True
         farewell = self._part.farewell(self._view, generation, reason)
         if self._hub is not None:
             log.warning("this node hosts the rendezvous at %s: the other nodes lose it", self._settings.target)
         if farewell is not None:
-            self._say("failure", encode(farewell))
+            self._say("failure", farewell.encode())
         await self._bounded(self._link.leave(), min(timeout_s, _LEAVE_S))
         return exit_code
 
@@ -270,7 +269,7 @@ class HubRendezvous:
             return
         say = self._link.say if now else self._link.remember
         try:
-            self._io.submit(say("node", encode(record)))
+            self._io.submit(say("node", record.encode()))
         except RecordError as error:
             self._part.fail_soon(f"what this node offers cannot be sent: {error}")
 

@@ -37,7 +37,6 @@ from ftlaunch.rendezvous.common.records import (
     NodeRecord,
     RecordError,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.common.table import SUSPECT_WINDOW, Node
 from ftlaunch.rendezvous.hub.frames import Hello
@@ -239,7 +238,7 @@ class JobState:
         """Take something into the view and say it to all. Raises :class:`RecordError` for what cannot be said."""
         if self.view.closed is not None:
             return
-        encode(record)
+        record.encode()
         if isinstance(record, TableRecord):
             self.view = replace(self.view, table=record)
         elif isinstance(record, FailureRecord):

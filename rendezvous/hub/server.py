@@ -22,7 +22,6 @@ from ftlaunch.rendezvous.common.records import (
     GrowthRecord,
     RecordError,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.hub.frames import (
@@ -184,7 +183,7 @@ class Hub:
             if found is None:
                 return self._state.arrive(hello), rest
             reason = found
-        await say_last(connection, frame("refused", encode(ClosedRecord(2, reason, "", "", ""))))
+        await say_last(connection, frame("refused", ClosedRecord(2, reason, "", "", "").encode()))
         return None, b""
 
     def _welcome(self, guest: Guest, writer: asyncio.StreamWriter) -> None:
@@ -296,4 +295,4 @@ def _write(writer: asyncio.StreamWriter, line: bytes) -> None:
 
 
 def _line(record: Spoken) -> bytes:
-    return frame(_WORDS[type(record)], encode(record))
+    return frame(_WORDS[type(record)], record.encode())

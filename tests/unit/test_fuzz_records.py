@@ -15,7 +15,6 @@ from ftlaunch.rendezvous.common.decide import Limits, Standing, Timing, follow, 
 from ftlaunch.rendezvous.common.records import (
     MAX_BYTES,
     VERSION,
-    AnyRecord,
     ClosedRecord,
     ExclusionsRecord,
     FailureKind,
@@ -24,10 +23,10 @@ from ftlaunch.rendezvous.common.records import (
     GrowthRecord,
     HolderRecord,
     NodeRecord,
+    Record,
     RecordError,
     Seat,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.common.table import difference
 from ftlaunch.rendezvous.etcd.keys import Keys
@@ -37,7 +36,7 @@ from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, read_frame
 from ftlaunch.rendezvous.interface import Exclusion
 
 KEYS = Keys.of_job("job")
-RECORDS: dict[str, AnyRecord] = {
+RECORDS: dict[str, Record] = {
     KEYS.node("a"): NodeRecord("a", "h", 1, "addr", 7, 2, order=0, asked=3, offers={"x": [1]}),
     KEYS.leader: HolderRecord("a", "h", 1, "addr", 7, "x", {"nproc": "2"}),
     KEYS.generation(3): TableRecord(3, "t", (Seat("a", "h", "addr", 2, 7),), "addr", 1, 0, absent={"b": 1}),
@@ -76,7 +75,7 @@ def test_garbage_and_other_versions_are_refused(kind: Any, value: bytes) -> None
 
 @pytest.mark.parametrize("key", sorted(RECORDS))
 def test_record_with_one_odd_field_is_refused_or_does_no_harm(key: str) -> None:
-    shape = json.loads(encode(RECORDS[key]))
+    shape = json.loads(RECORDS[key].encode())
     for name in shape:
         for odd in ODD:
             use(key, {**shape, name: odd})
@@ -84,13 +83,13 @@ def test_record_with_one_odd_field_is_refused_or_does_no_harm(key: str) -> None:
 
 @given(key=st.sampled_from(sorted(RECORDS)), data=st.data())
 def test_record_with_anything_in_one_field_is_refused_or_does_no_harm(key: str, data: st.DataObject) -> None:
-    shape = json.loads(encode(RECORDS[key]))
+    shape = json.loads(RECORDS[key].encode())
     use(key, {**shape, data.draw(st.sampled_from(sorted(shape))): data.draw(ANYTHING)})
 
 
 def use(key: str, shape: dict[str, Any]) -> None:
     """All that an agent and a leader do with what they read: one value as it is, the others as they should be."""
-    values = {name: encode(record) for name, record in RECORDS.items() if name != KEYS.closed or key == KEYS.closed}
+    values = {name: record.encode() for name, record in RECORDS.items() if name != KEYS.closed or key == KEYS.closed}
     values[key] = json.dumps(shape).encode()
     mirror = Mirror(KEYS)
     mirror.apply(tuple(Change(name, KeyValue(name, value, 1, 1, 0)) for name, value in values.items()))
@@ -109,7 +108,7 @@ def use(key: str, shape: dict[str, Any]) -> None:
     for record in (view.leader, view.table, view.growth, view.closed, *view.failures.values()):
         if record is not None:
             with contextlib.suppress(RecordError):
-                encode(record)
+                record.encode()
     for name in roster.nodes:
         KEYS.node(name)
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlaunch.launcher.control.control_socket import MAX_REQUEST, ControlServer, RequestError
-from ftlaunch.rendezvous.common.records import VERSION, FailureKind, FailureRecord, NodeRecord, encode
+from ftlaunch.rendezvous.common.records import VERSION, FailureKind, FailureRecord, NodeRecord
 from ftlaunch.rendezvous.hub.frames import Hello, frame, wish_frame
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
 from ftlaunch.rendezvous.hub.settings import HubSettings
@@ -95,8 +95,8 @@ def test_any_request_is_answered_with_one_line_and_the_next_one_is_served(folder
 
 HELLO = Hello("job", "good", "h", 1, "127.0.0.1", 1, "m-good")
 GOOD = {
-    "node": encode(NodeRecord("bad", "h", 1, "a", 7, 1, asked=0)),
-    "failure": encode(FailureRecord(0, FailureKind.FAILED, "bad", "h", "boom", "f")),
+    "node": NodeRecord("bad", "h", 1, "a", 7, 1, asked=0).encode(),
+    "failure": FailureRecord(0, FailureKind.FAILED, "bad", "h", "boom", "f").encode(),
     "exclude": wish_frame("x", ExclusionWish("good", force=True)),
     "ping": b"1",
 }

@@ -31,7 +31,6 @@ from ftlaunch.rendezvous.common.records import (
     NodeRecord,
     RecordError,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.common.table import Node, seat_of
 from ftlaunch.rendezvous.interface import Closed, Excluded, Exclusion, ExclusionWish, RendezvousError, WorldAgreed
@@ -263,7 +262,7 @@ def test_the_end_of_the_job_goes_first() -> None:
 
 def test_the_record_survives_the_wire() -> None:
     record = ExclusionsRecord(3, (HOT, Exclusion('n\n"', "wärme", "x")))
-    assert ExclusionsRecord.decode(encode(record)) == record
+    assert ExclusionsRecord.decode(record.encode()) == record
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from ftlaunch.rendezvous.common.records import (
     RecordError,
     Seat,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.hub.frames import (
     Hello,
@@ -106,7 +105,7 @@ class FakeHub:
 
     def ask(self, guest: Guest, asked: int | None) -> None:
         record = NodeRecord(guest.hello.node_id, guest.hello.host, 1, "addr", 2, 2, 4711, asked=asked, counted=True)
-        self.state.learn_node(guest, encode(record))
+        self.state.learn_node(guest, record.encode())
 
     def last(self) -> Spoken:
         return self.said[-1]
@@ -124,7 +123,7 @@ def with_hub(scenario: Callable[[FakeHub], None], settings: HubSettings = SETTIN
 def fail(hub: FakeHub, guest: Guest, generation: int) -> None:
     name = guest.hello.node_id
     record = FailureRecord(generation, FailureKind.FAILED, name, "h", f"{name} failed", "x")
-    hub.state.learn_failure(guest, encode(record))
+    hub.state.learn_failure(guest, record.encode())
 
 
 def test_a_job_from_its_first_table_to_its_end() -> None:
@@ -146,7 +145,7 @@ def test_a_job_from_its_first_table_to_its_end() -> None:
         fail(hub, b, 0)
         assert hub.last() is second, "a generation that is over does not fail again"
         for guest in (a, b):
-            hub.state.learn_finish(guest, encode(FinishRecord(guest.hello.node_id, 1)))
+            hub.state.learn_finish(guest, FinishRecord(guest.hello.node_id, 1).encode())
         assert hub.last() == ClosedRecord(0, "all 2 nodes finished", "host", "host-host", hub.last().attempt)
 
     with_hub(scenario)
@@ -195,8 +194,8 @@ def test_who_was_left_out_is_said_to_all_and_brought_to_a_new_meeting_point() ->
             hub.state.exclude(a, ExclusionWish("host", force=True))
 
         new = FakeHub()
-        new.state.learn_excluded(a, encode(record))
-        new.state.learn_excluded(a, encode(ExclusionsRecord(0)))
+        new.state.learn_excluded(a, record.encode())
+        new.state.learn_excluded(a, ExclusionsRecord(0).encode())
         assert new.said == [record], "what is older says nothing"
         assert new.state.view.excluded == record
         new.state.close()
@@ -228,7 +227,7 @@ def test_a_new_meeting_point_goes_on_from_what_agents_remember() -> None:
         seats = tuple(Seat(name, f"host-{name}", "addr", 2, 2) for name in ("a", "b"))
         known = TableRecord(7, "t", seats, "addr", 1, 3)
         a = hub.state.arrive(hello("a"))
-        hub.state.learn_table(a, encode(known))
+        hub.state.learn_table(a, known.encode())
         hub.ask(a, None)
         assert hub.said == [], "b gets time to come back"
         b = hub.arrive("b", None)

@@ -9,7 +9,6 @@ import pytest
 
 from ftlaunch.rendezvous.common.records import (
     MAX_BYTES,
-    AnyRecord,
     ClosedRecord,
     FailureKind,
     FailureRecord,
@@ -17,10 +16,10 @@ from ftlaunch.rendezvous.common.records import (
     GrowthRecord,
     HolderRecord,
     NodeRecord,
+    Record,
     RecordError,
     Seat,
     TableRecord,
-    encode,
 )
 from ftlaunch.rendezvous.etcd.keys import KeyRange, Keys, below
 from ftlaunch.rendezvous.etcd.mirror import Mirror
@@ -32,7 +31,7 @@ NODE = NodeRecord("n1", "host", 42, "10.0.0.1", 5, 8, 29500, None, 3, True, "d1"
 TABLE = TableRecord(
     3, "t", (Seat("n1", "host", "10.0.0.1", 8, 5),), "10.0.0.1", 1, 2, {"a": 1}, {"nproc": "8"}, {"n2": 3}
 )
-RECORDS: list[AnyRecord] = [
+RECORDS: list[Record] = [
     NODE,
     HolderRecord("n1", "host", 42, "10.0.0.1", 5, "attempt", {"nproc": "8"}),
     TABLE,
@@ -44,13 +43,13 @@ RECORDS: list[AnyRecord] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_records_survive_the_journey(record: AnyRecord) -> None:
-    assert type(record).decode(encode(record)) == record
+def test_records_survive_the_journey(record: Record) -> None:
+    assert type(record).decode(record.encode()) == record
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_every_field_is_checked(record: AnyRecord) -> None:
-    raw: dict[str, Any] = json.loads(encode(record))
+def test_every_field_is_checked(record: Record) -> None:
+    raw: dict[str, Any] = json.loads(record.encode())
     for name in raw:
         damaged = {**raw, name: object.__name__ if not isinstance(raw[name], str) else 17}
         with pytest.raises(RecordError):
@@ -70,9 +69,9 @@ def test_a_foreign_version_is_named() -> None:
 
 def test_what_does_not_fit_into_etcd_is_refused_before_it_is_sent() -> None:
     with pytest.raises(RecordError, match="too many"):
-        encode(NodeRecord("n", "h", 1, "a", 1, 1, offers={"list": "x" * MAX_BYTES}))
+        NodeRecord("n", "h", 1, "a", 1, 1, offers={"list": "x" * MAX_BYTES}).encode()
     with pytest.raises(RecordError, match="JSON"):
-        encode(NodeRecord("n", "h", 1, "a", 1, 1, offers={"set": {1}}))
+        NodeRecord("n", "h", 1, "a", 1, 1, offers={"set": {1}}).encode()
 
 
 def test_a_table_of_ten_thousand_nodes_fits() -> None:
@@ -80,7 +79,7 @@ def test_a_table_of_ten_thousand_nodes_fits() -> None:
         Seat(f"some-host-name-{n:05d}-0123456789ab", f"some-host-name-{n:05d}", "10.123.100.200", 8, 54321)
         for n in range(10_000)
     )
-    assert len(encode(TableRecord(1, "t", seats, "10.0.0.1", 1, 0))) < MAX_BYTES + 100_000
+    assert len(TableRecord(1, "t", seats, "10.0.0.1", 1, 0).encode()) < MAX_BYTES + 100_000
 
 
 def test_job_ids_cannot_reach_into_other_jobs() -> None:
@@ -113,8 +112,8 @@ def test_ranges_end_where_the_folder_ends() -> None:
     assert "/a0" not in below("/a/")
 
 
-def kv(key: str, record: AnyRecord | bytes, revision: int = 1) -> KeyValue:
-    value = record if isinstance(record, bytes) else encode(record)
+def kv(key: str, record: Record | bytes, revision: int = 1) -> KeyValue:
+    value = record if isinstance(record, bytes) else record.encode()
     return KeyValue(key, value, revision, revision, 0)
 
 
