@@ -134,7 +134,7 @@ def steady(contender: Contender, settings: Settings) -> Figures:
     with start(contender.command(DRILL, 2), {**contender.environment, **drill, "DRILL_CKPT_EVERY": "1000000"}) as job:
         ranks = wait_until(lambda: _pids_of_drill(job.out, 2), 60.0, "two ranks that train")
         threading.Event().wait(settings.steady_warm_up_s)
-        use = measure.use_of(job, ranks, 1.0)
+        use = measure.use_of(job, ranks, 5.0)
         job.finish(_TIMEOUT_S)
         story = recovery.events(job.out)
     steps = [event["t"] for event in story if event["event"] == "step" and event["rank"] == 0]
@@ -148,6 +148,7 @@ def steady(contender: Contender, settings: Settings) -> Figures:
         "step_median_ms": 1000 * statistics.median(b - a for a, b in itertools.pairwise(late)),
         "warm_up_step_ms": 1000 * (early[-1] - early[0]) / (len(early) - 1),
         "launcher_pss_mb": use.pss_mb,
+        "launcher_cpu_percent": use.cpu_percent,
     }
 
 

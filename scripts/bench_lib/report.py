@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from bench_lib.items import ITEMS, Item
@@ -42,6 +43,8 @@ def markdown(results: Results) -> str:
     lines += ["", *_medians(results, [item for item in measured if item.letter != "j"])]
     if any(item.letter == "j" for item in measured):
         lines += ["", "## (j) by the number of nodes", "", *_by_size(results)]
+    if any(item.letter == "i" for item in measured):
+        lines += ["", "## (i) pair by pair", "", *_pairs(results)]
     with_phases = [item for item in measured if item.letter in "klm"]
     if with_phases:
         title = "## (k to m) phases: when the last agent was so far, ms after the fault (medians)"
@@ -62,6 +65,22 @@ def _medians(results: Results, items: Sequence[Item]) -> list[str]:
                 figures = (f"{middle:.4g} {item.unit}", ratio, spread, str(len(values)))
                 rows.append((f"{item.letter}. {item.title}", contender.name, *figures))
     return _table(("item", "launcher", "median", "ratio", "smallest … largest", "samples"), rows)
+
+
+def _pairs(results: Results) -> list[str]:
+    """A machine's speed drifts by more than standbys could cost; two neighbouring samples drift together."""
+    (item,) = (item for item in ITEMS if item.letter == "i")
+    ratios = results.paired(item)
+    if not ratios:
+        return ["No pair yet."]
+    names = [contender.name for contender in item.contenders]
+    shown = [f"{results.median('i', name, 'launcher_cpu_percent') or 0.0:.2f} %" for name in names]
+    spread = f"{min(ratios):.3f} … {max(ratios):.3f}"
+    return [
+        f"Time of a step, {names[0]} over {names[1]}, in {len(ratios)} pairs of neighbouring samples: median "
+        f"{statistics.median(ratios):.3f}, mean {statistics.mean(ratios):.3f} ({spread}). "
+        f"Processor time of all that is no rank, after the warm-up: {shown[0]} and {shown[1]} of a core."
+    ]
 
 
 def _by_size(results: Results) -> list[str]:

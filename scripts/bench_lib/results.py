@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench_lib.contenders import Contender
 from bench_lib.items import ITEMS, Item
 
 
@@ -57,6 +58,16 @@ class Results:
         """Return the median of one figure, ``None`` without any sample."""
         values = self.values(item, contender, figure)
         return statistics.median(values) if values else None
+
+    def paired(self, item: Item) -> list[float]:
+        """Return the first contender's value over the second's, for each two samples that were taken side by side."""
+        first, second = ({s.repetition: s for s in self._of(item, contender)} for contender in item.contenders[:2])
+        both = sorted(first.keys() & second.keys())
+        return [first[number].figures[item.key] / second[number].figures[item.key] for number in both]
+
+    def _of(self, item: Item, contender: Contender) -> list[Sample]:
+        chosen = (s for s in self.samples if (s.item, s.contender) == (item.letter, contender.name))
+        return [sample for sample in chosen if item.key in sample.figures]
 
     def write(self) -> None:
         """Write samples and medians."""

@@ -117,6 +117,17 @@ def test_an_item_that_cannot_be_measured_here_is_left_out_in_one_line(
     assert not results.samples
 
 
+def test_the_price_of_standbys_is_told_pair_by_pair(tmp_path: Path, about: dict[str, Any]) -> None:
+    """The machine became twice as fast between the pairs: medians of each would say nothing."""
+    warm, cold = (contender.name for contender in next(item for item in ITEMS if item.letter == "i").contenders)
+    times = [(warm, 0, 10.1), (cold, 0, 10.0), (cold, 1, 5.0), (warm, 1, 5.05), (warm, 2, 1.0)]
+    samples = [Sample("i", name, number, {"step_ms": ms, "launcher_cpu_percent": 0.2}) for name, number, ms in times]
+    samples.append(Sample("i", cold, 2, {}, "Failed: no"))
+    page = markdown(Results(tmp_path / "r.json", about, samples))
+    assert f"{warm} over {cold}, in 2 pairs of neighbouring samples: median 1.010, mean 1.010 (1.010 … 1.010)" in page
+    assert "0.20 % and 0.20 % of a core" in page
+
+
 def test_the_time_it_takes_is_told_before() -> None:
     items = [replace(ITEMS[0], seconds=30.0, repeats=4), replace(ITEMS[1], seconds=60.0, repeats=1)]
     assert estimate(items, parse_args([])) == "about 3 minutes (a 2.0, b 1.0)"
