@@ -75,6 +75,7 @@ def numbers(job: Job) -> dict[str, Any]:
                 "host": loss.incident.cause.host,
                 "cause": loss.cause,
                 "reason": loss.incident.cause.reason,
+                "drills": list(loss.drills),
                 "diagnosis": None if loss.diagnosed is None else asdict(loss.diagnosed),
                 "at_s": round(loss.at_s, 6),
                 "recovery_s": None if loss.recovery_s is None else round(loss.recovery_s, 6),

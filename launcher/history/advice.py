@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from ftlaunch.launcher.history.goodput import Account, Loss, Use
@@ -26,6 +27,10 @@ _Finding = tuple[float, str]
 
 def advice(history: History, account: Account) -> list[str]:
     """Sentences, what would have saved most first; none when nothing was lost."""
+    losses = [loss for loss in account.losses if not loss.drills]
+    if len(losses) < len(account.losses):
+        # What faults on purpose were lost by tells nothing of the job.
+        account = replace(account, losses=tuple(losses))
     if not account.losses:
         return []
     found = [*_repeated(history, account), *_silence(account.losses), *_setup(history, account)]

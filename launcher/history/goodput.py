@@ -79,6 +79,8 @@ class Loss:
     repeated_steps: int
     by_use: Mapping[Use, float]
     diagnosed: Diagnosed | None = None
+    drills: tuple[str, ...] = ()
+    """Faults that a drill had brought about in that generation."""
 
     @property
     def lost_s(self) -> float:
@@ -265,6 +267,7 @@ def _losses(history: History, steps: Mapping[int, Steps], stretches: tuple[Stret
                 repeated_steps=again.repeated if again is not None else 0,
                 by_use=_sums(owed[generation.number]),
                 diagnosed=generation.diagnosed,
+                drills=generation.drills,
             )
         )
     return tuple(found)

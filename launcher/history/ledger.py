@@ -16,6 +16,7 @@ from ftlaunch.launcher.journal.incident import FailureCause, Incident
 _MAX_READINGS = 512
 _MAX_GENERATIONS = 100_000
 _MAX_RANKS = 100_000
+_MAX_DRILLS = 16
 _LIMIT = float(1 << 53)
 Event = Mapping[str, Any]
 
@@ -170,6 +171,15 @@ class Ledger:
         end = RankExit(rank, at if died is None or died > at else died, code if type(code) is int else None)
         self._change(event, exits=(*generation.exits, end), **_offset(event))
 
+    def drilled(self, event: Event, at: float) -> None:
+        """``fault_injected``"""
+        generation = self._generation(event)
+        if generation is None or len(generation.drills) >= _MAX_DRILLS:
+            return
+        step = whole(event.get("step"))
+        told = f"{event.get('kind') or 'fault'!s:.40}" + ("" if step is None else f" at step {step}")
+        self._change(event, drills=(*generation.drills, told))
+
     def stopped(self, event: Event, at: float) -> None:
         """``workers_stopped``"""
         self._change(event, stopped_at=at)
@@ -211,6 +221,7 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event, float], None]] = {
     "decided": Ledger.decided,
     "diagnosed": Ledger.diagnosed,
     "worker_exited": Ledger.exited,
+    "fault_injected": Ledger.drilled,
     "workers_stopped": Ledger.stopped,
     "gpu_reclaimed": Ledger.reclaimed,
     "job_finished": Ledger.finished,

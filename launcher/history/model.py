@@ -103,6 +103,8 @@ class Generation:
     readings: tuple[Reading, ...] = ()
     """The first ones and the last one always, of many in between some."""
     exits: tuple[RankExit, ...] = ()
+    drills: tuple[str, ...] = ()
+    """Faults that a drill brought about in it: ``kill at step 12``."""
 
     @property
     def ranks(self) -> range:

@@ -33,7 +33,7 @@ def facts(job: Job) -> list[tuple[str, str]]:
     rows = [
         ("command", clean(shlex.join(history.command))),
         ("job", clean(history.job_id)),
-        ("nodes", counted(len(job.nodes), "record") + f" of {_nodes(job)}" if len(job.nodes) > 1 else _nodes(job)),
+        ("nodes", _nodes(job) + (f", records of {counted(len(job.nodes), 'agent')}" if len(job.nodes) > 1 else "")),
         ("ranks", str(_world_size(job))),
         ("hosts", clean(", ".join(hosts[:8])) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")),
         ("started", history.started[:19].replace("T", " ") + (" UTC" if history.started.endswith("+00:00") else "")),
@@ -123,7 +123,12 @@ def first_rank(loss: Loss) -> int | None:
 
 
 def reason(loss: Loss) -> str:
-    """The diagnosis, else what was seen."""
+    """The diagnosis, else what was seen; and whether a drill had brought it about."""
+    drilled = f"drill ({', '.join(dict.fromkeys(loss.drills))}): " if loss.drills else ""
+    return clean(drilled) + _reason(loss)
+
+
+def _reason(loss: Loss) -> str:
     if loss.diagnosed is None or not loss.diagnosed.sentence:
         return clean(loss.incident.cause.reason)
     unsure = loss.diagnosed.confidence not in ("", "certain")
@@ -150,10 +155,9 @@ def node_table(job: Job) -> Table:
     for node in job.nodes:
         lived = [item for item in node.history.generations if item.slots]
         ranks = rank_ranges(rank for item in lived for rank in item.ranks)
-        began = sum(
-            incident.cause.host == node.history.host and incident.cause.rank is not None
-            for incident in job.history.incidents.values()
-        )
+        # By rank: several agents may share a host.
+        here = {(item.number, rank) for item in lived for rank in item.ranks}
+        began = sum((loss.incident.generation, first_rank(loss)) in here for loss in job.account.losses)
         rows.append((clean(node.history.host) or "-", _short(ranks) or "-", str(len(lived)), str(began)))
     return Table(("host", "ranks", "generations", "incidents begun"), tuple(rows), frozenset({2, 3}))
 

@@ -58,7 +58,7 @@ def put_together(histories: Sequence[History]) -> Job:
     """``histories``: at least one, in any order."""
     ordered = sorted(histories, key=_place)
     main = max(ordered, key=lambda history: len([item for item in history.generations if item.started_at is not None]))
-    main = _with_first_causes(main, ordered)
+    main = _with_first_causes(_with_drills(main, ordered), ordered)
     nodes = tuple(
         Node(history, account(history), _offset(main, history))
         for history in (main if item.place == main.place else item for item in ordered)
@@ -85,6 +85,14 @@ def _offset(main: History, other: History) -> float:
     if first is None or second is None or (first.tzinfo is None) != (second.tzinfo is None):
         return 0.0
     return (second - first).total_seconds()
+
+
+def _with_drills(main: History, histories: Sequence[History]) -> History:
+    """A fault is told by the node it was brought about on."""
+    drills: dict[int, tuple[str, ...]] = {}
+    for item in (item for history in histories for item in history.generations):
+        drills[item.number] = drills.get(item.number, ()) + item.drills
+    return replace(main, generations=tuple(replace(item, drills=drills[item.number]) for item in main.generations))
 
 
 def _with_first_causes(main: History, histories: Sequence[History]) -> History:

@@ -18,6 +18,7 @@ from ftlaunch.launcher.history.goodput import account
 from ftlaunch.launcher.history.html import NO_PICTURES, render_html
 from ftlaunch.launcher.history.read import read_history
 from ftlaunch.launcher.history.summary import summary_line
+from ftlaunch.launcher.history.tables import node_table
 from ftlaunch.launcher.history.text import render_text
 from ftlaunch.launcher.history.together import Job, put_together
 from ftlaunch.launcher.history.wording import percent, seconds
@@ -185,6 +186,31 @@ def test_a_diagnosis_says_more_than_what_was_seen(tmp_path: Path, capsys: pytest
     assert "was killed by SIGKILL" in page
     assert run_ftctl(tmp_path / "run", "--json") == 0
     assert json.loads(capsys.readouterr().out)["incidents"][0]["diagnosis"]["kind"] == "out_of_memory"
+
+
+def test_faults_of_a_drill_are_told_as_such_and_ask_for_no_advice(tmp_path: Path) -> None:
+    """The fault was brought about on the second node; the report's numbers are the first one's."""
+    runs = two_nodes(tmp_path)
+    log = runs[1] / "events.jsonl"
+    lines = log.read_text().splitlines()
+    index = next(i for i, line in enumerate(lines) if '"failure_detected"' in line)
+    told = {"event": "fault_injected", "generation": 0, "kind": "kill", "step": 50}
+    log.write_text("\n".join([*lines[:index], json.dumps({**json.loads(lines[index]), **told}), *lines[index:]]) + "\n")
+    job = put_together([read_history(run) for run in runs])
+    text = render_text(job)
+    assert "drill (kill at step 50): was killed by SIGKILL" in text
+    assert advice(job.history, job.account) == []
+    (loss,) = job.account.losses
+    assert loss.drills == ("kill at step 50",)
+
+
+def test_incidents_are_counted_by_rank_where_agents_share_a_host(tmp_path: Path) -> None:
+    runs = two_nodes(tmp_path)
+    for run in runs:
+        facts = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**facts, "host": "same"}))
+    table = node_table(put_together([read_history(run) for run in runs]))
+    assert table.rows == (("same", "0-1", "2", "0"), ("same", "2-3", "2", "1"))
 
 
 class Checker(HTMLParser):
