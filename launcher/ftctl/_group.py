@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from difflib import get_close_matches
 
 import click
 
@@ -19,6 +20,15 @@ class LazyGroup(click.Group):
             for module in pkgutil.iter_modules(ftctl.__path__)
             if not module.name.startswith("_")
         )
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a word that is no command but nearly one is answered with that."""
+        near = [] if args[0] in self.list_commands(ctx) else get_close_matches(args[0], self.list_commands(ctx), 1)
+        if near and not args[0].startswith("-"):
+            raise click.UsageError(f"no such command {args[0]!r}, did you mean {near[0]}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

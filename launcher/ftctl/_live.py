@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,21 @@ run_option: Callable[[Any], Any] = click.option(
 )
 
 
+def names_a_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``wanted``: the run as the first argument, as elsewhere, or with ``--run``. Raises UsageError for two of them."""
+
+    @click.argument("run", required=False)
+    @run_option
+    @functools.wraps(function)
+    def call(run: str | None, wanted: str | None, **given: Any) -> Any:
+        if run is not None and wanted is not None:
+            raise click.UsageError(f"one run at a time: {run}, or --run {wanted}")
+        return function(wanted=run if wanted is None else wanted, **given)
+
+    decorated: Callable[..., Any] = call
+    return decorated
+
+
 @dataclass(frozen=True)
 class LiveRun:
     """A running job. ``control`` is the path of its agent's socket."""
@@ -42,7 +58,9 @@ def find_live(wanted: str | None, alone: bool = False) -> LiveRun:
     # Runs of other containers count as running until they say that they are not: those with a socket here go first.
     running = [run for run in running if _has_socket(run)] or running
     if not running:
-        raise NotFound("no job of yours is running here; a run with a --run-dir of its own must be named: --run DIR")
+        raise NotFound(
+            "no job of yours is running here; a run with a --run-dir of its own must be named: ftctl status DIR, say"
+        )
     if alone and len(running) > 1:
         some = ", ".join(run.name for run in running[-3:])
         raise NotFound(f"{len(running)} jobs are running ({some}): say which one with --run")

@@ -12,7 +12,7 @@ from ftlaunch.heartbeat.stackdump import without_our_frames
 from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, parse_faulthandler
 from ftlaunch.heartbeat.watching.suspects import RankEvidence, group_ranks
 from ftlaunch.launcher.ftctl._errors import NotFound
-from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
+from ftlaunch.launcher.ftctl._live import ask, find_live, names_a_run
 from ftlaunch.launcher.ftctl._table import shortened
 from ftlaunch.launcher.journal.failure_report import clean, rank_ranges
 
@@ -20,7 +20,7 @@ _KERNEL_WIDTH = 200
 
 
 @click.command()
-@run_option
+@names_a_run
 @click.option("--rank", "ranks", type=int, multiple=True, metavar="N", help="Only this rank; may be repeated.")
 @click.option("--threads", is_flag=True, help="All threads of each rank, not grouped.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

@@ -57,6 +57,7 @@ class _Reader:
         self._tail = tail
         self._out = out
         self._prefixed = False
+        self._written = False
 
     def run(self, generation: int | None, follow: bool) -> None:
         """Print; raises :class:`NotFound` when there is nothing like that."""
@@ -70,6 +71,9 @@ class _Reader:
         if not follow:
             number = max(known) if generation is None else generation
             self._print(known[number])
+            if not self._written:
+                what = " and ".join(f"std{name}" for name in self._streams)
+                click.echo(f"nothing was written to {what} in generation {number} ({known[number]})", err=True)
             return
         self._follow(generation)
 
@@ -94,6 +98,7 @@ class _Reader:
         prefix = f"[{log.rank} {log.stream}] ".encode() if self._prefixed else b""
         for line in tail.read(end):
             self._out.write(prefix + line)
+            self._written = True
         self._out.flush()
 
     def _follow(self, only: int | None) -> None:

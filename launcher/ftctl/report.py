@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,8 @@ def _write_page(job: Job, target: Path) -> None:
 
 
 def _draw(job: Job) -> dict[str, str] | None:
+    # Without a place for its cache it says so at length; the pictures are the same.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         from ftlaunch.launcher.history.pictures import draw
     except ImportError:

@@ -12,7 +12,7 @@ import click
 
 from ftlaunch.launcher.ftctl import _headline, _ranks
 from ftlaunch.launcher.ftctl._errors import Refused
-from ftlaunch.launcher.ftctl._live import LiveRun, ask, find_live, run_option
+from ftlaunch.launcher.ftctl._live import LiveRun, ask, find_live, names_a_run
 from ftlaunch.launcher.ftctl._runs import summarise
 from ftlaunch.launcher.ftctl._table import columns
 from ftlaunch.launcher.journal.rundir import is_running
@@ -21,7 +21,7 @@ _TIMEOUT_S = 10.0
 
 
 @click.command()
-@run_option
+@names_a_run
 @click.option("-w", "--watch", is_flag=True, help="Show it in place until the job ends.")
 @click.option(
     "--interval",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ftlaunch.launcher.ftctl._live import ask, find_live, run_option
+from ftlaunch.launcher.ftctl._live import ask, find_live, names_a_run
 
 
 @click.command()
-@run_option
+@names_a_run
 @click.option("--reason", default="", metavar="TEXT", help="Why; goes into the records.")
 @click.option("--this-node", is_flag=True, help="Only this node's part, as SIGTERM to its ftlaunch would.")
 def command(wanted: str | None, reason: str, this_node: bool) -> None:

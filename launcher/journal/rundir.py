@@ -110,7 +110,8 @@ def candidate_roots(environment: Mapping[str, str]) -> list[Path]:
         roots.append(Path(home) / ".local" / "state" / "ftlaunch" / "runs")
     for folder in (environment.get("TMPDIR", ""), "/tmp"):
         root = Path(folder) / f"ftlaunch-{os.getuid()}" / "runs"
-        if os.path.isabs(folder) and root not in roots:
+        # One that is not there is a mistake of whoever set it, and not ours to make.
+        if os.path.isabs(folder) and os.path.isdir(folder) and root not in roots:
             roots.append(root)
     return roots
 

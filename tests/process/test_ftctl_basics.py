@@ -140,6 +140,30 @@ def test_wrong_usage_is_one_line_and_code_2(state: Path, ftctl: Ftctl, arguments
     assert ftctl(*arguments, code=2).count("\n") == 1
 
 
+def test_a_word_that_is_nearly_a_command(state: Path, ftctl: Ftctl) -> None:
+    assert "no such command 'statuss', did you mean status?" in ftctl("statuss", code=2)
+    assert "did you mean" not in ftctl("xyz", code=2)
+
+
+@pytest.mark.parametrize("command", ["status", "dump", "stop", "restart"])
+def test_live_commands_take_a_run_with_and_without_the_option(state: Path, ftctl: Ftctl, command: str) -> None:
+    run = make_run(state, "done", 0)
+    named = ftctl(command, run.run_id, code=1)
+    assert named == ftctl(command, "--run", run.run_id, code=1) and run.run_id in named
+    assert "one run at a time" in ftctl(command, run.run_id, "--run", "other", code=2)
+
+
+def test_logs_of_ranks_that_said_nothing(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make_run(state, "silent", 0)
+    folder = run.path / "logs" / "0"
+    folder.mkdir(parents=True)
+    for name in ("0.out", "0.err"):
+        (folder / name).touch()
+    assert run_ftctl(["logs", run.run_id]) == 0
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", f"nothing was written to stdout and stderr in generation 0 ({folder})\n")
+
+
 def test_help_lists_the_commands(state: Path, ftctl: Ftctl) -> None:
     assert "events" in ftctl("--help") and "runs" in ftctl("-h")
     assert "Usage:" in ftctl(code=2)
