@@ -78,6 +78,12 @@ def for_people(seconds: float) -> str:
 
 def rank_names(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``"""
+    different = set(ranks)
+    return f"rank{'s' * (len(different) != 1)} {rank_ranges(different)}"
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """``0-3, 5, 7-9``"""
     ordered = sorted(set(ranks))
     parts: list[str] = []
     start = 0
@@ -86,4 +92,4 @@ def rank_names(ranks: Iterable[int]) -> str:
             first, last = ordered[start], ordered[end - 1]
             parts.append(str(first) if first == last else f"{first}-{last}")
             start = end
-    return f"rank{'s' * (len(ordered) != 1)} {', '.join(parts)}"
+    return ", ".join(parts)

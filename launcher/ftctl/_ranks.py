@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.ftctl import _format
 from ftlaunch.launcher.ftctl._table import shortened
-from ftlaunch.launcher.journal.failure_report import rank_ranges
 
 HEADER = ("RANK", "PID", "STATE", "SECTION", "STEP", "RATE", "SILENT / LIMIT", "MEMORY", "FAILED", "LAST CAUSE")
 NUMBERS = frozenset({"PID", "STEP", "RATE", "MEMORY", "FAILED"})

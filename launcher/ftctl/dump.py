@@ -11,10 +11,11 @@ import click
 from ftlaunch.heartbeat.stackdump import without_our_frames
 from ftlaunch.heartbeat.watching.stackread import Frame, StackSnapshot, parse_faulthandler
 from ftlaunch.heartbeat.watching.suspects import RankEvidence, group_ranks
+from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, names_a_run
 from ftlaunch.launcher.ftctl._table import shortened
-from ftlaunch.launcher.journal.failure_report import clean, rank_ranges
+from ftlaunch.launcher.journal.failure_report import clean
 
 _KERNEL_WIDTH = 200
 

@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.history.goodput import GOOD, Loss, Use
 from ftlaunch.launcher.history.together import Job
 from ftlaunch.launcher.history.wording import NAMES, counted, percent, seconds
-from ftlaunch.launcher.journal.failure_report import clean, describe_code, rank_ranges
+from ftlaunch.launcher.journal.failure_report import clean, describe_code
 from ftlaunch.launcher.journal.incident import Incident, RankEnd
 
 _RANGES_CHARS = 300

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.exit_codes import ExitCode, from_wait_status, signal_name
 from ftlaunch.launcher.journal.errorfile import ErrorFile
 from ftlaunch.launcher.journal.incident import FailureCause, RankEnd, Verdict
@@ -81,19 +82,6 @@ def describe_code(exit_code: int | None) -> str:
     if exit_code < 0:
         return f"killed by {signal_name(-exit_code)} (signal {-exit_code})"
     return f"exit code {exit_code}"
-
-
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """``0-3, 5, 7-9``"""
-    ordered = sorted(set(ranks))
-    parts: list[str] = []
-    start = 0
-    for index in range(1, len(ordered) + 1):
-        if index == len(ordered) or ordered[index] != ordered[index - 1] + 1:
-            first, last = ordered[start], ordered[index - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
-            start = index
-    return ", ".join(parts)
 
 
 def clean(text: str) -> str:

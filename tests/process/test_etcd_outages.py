@@ -20,6 +20,7 @@ from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed, WorldAgreed
+from support.partition import cut_off_while_finishing, cut_off_while_running
 
 pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 _jobs = count()
@@ -197,19 +198,7 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(server: EtcdCluster) 
             job = job_at(server.endpoints, 2.0)
             cut_off = replace(job, endpoints=parse_endpoints(way.endpoint)[0])
             async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
-                a.start()
-                b.start()
-                await world_of(0, a, b)
-                await asyncio.sleep(chance.uniform(0.0, 0.7))
-                way.freeze()
-                hearing = asyncio.ensure_future(a.hear(PeerFailed, 0))
-                await b.hear(LeaseLost, 0)
-                assert not hearing.done(), "a was told that b is lost while b's workers were running"
-                assert (await hearing).node_id == "b"
-                a.join(1)
-                way.thaw()
-                b.join(1)
-                await world_of(1, a, b)
+                await cut_off_while_running(a, b, way, way.thaw, chance.uniform(0.0, 0.7))
 
     async def scenario() -> None:
         await asyncio.gather(*(one_round() for _ in range(8)))
@@ -223,20 +212,7 @@ def test_who_is_cut_off_while_it_finishes_is_called_back_once_the_cut_heals(serv
             job = job_at(server.endpoints, 2.0)
             cut_off = replace(job, endpoints=parse_endpoints(way.endpoint)[0])
             async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
-                a.start()
-                b.start()
-                await world_of(0, a, b)
-                way.freeze()
-                waiting = [asyncio.ensure_future(agent.finish(0, limit_s=60.0)) for agent in (a, b)]
-                assert (await a.hear(PeerFailed, 0)).node_id == "b"
-                a.join(1)
-                assert not waiting[1].done()
-                # What b had on the way when it was cut off is lost.
-                way.cut()
-                way.thaw()
-                assert (await b.hear(PeerFailed, 0)).node_id == "b"
-                b.join(1)
-                await world_of(1, a, b)
+                waiting = await cut_off_while_finishing(a, b, way)
                 await asyncio.gather(*waiting)
                 assert await asyncio.gather(a.finish(1), b.finish(1)) == [0, 0]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from etcd_agents import Agent, agents, programs, until, world_of
-from tcp_proxy import proxy
+from tcp_proxy import Proxy, proxy
 
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.hub import HubSettings, server
@@ -27,13 +27,13 @@ from ftlaunch.rendezvous.interface import (
     Closed,
     ExclusionWish,
     JoinFailed,
-    LeaseLost,
     MembershipChanged,
     Outcome,
     Parked,
     PeerFailed,
     WorldAgreed,
 )
+from support.partition import cut_off_while_finishing, cut_off_while_running
 from support.waiting import wait_until
 
 
@@ -307,6 +307,11 @@ def test_a_taken_port_and_a_missing_host_end_in_one_line(job: HubSettings, port:
     asyncio.run(scenario())
 
 
+def healed(way: Proxy) -> None:
+    way.cut()
+    way.thaw()
+
+
 def test_who_is_cut_off_has_stopped_before_the_others_know(job: HubSettings) -> None:
     chance = random.Random(3)
 
@@ -314,20 +319,7 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(job: HubSettings) -> 
         async with proxy(job.port) as way:
             cut_off = replace(job, port=way.port, is_host=False)
             async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
-                a.start()
-                b.start()
-                await world_of(0, a, b)
-                await asyncio.sleep(chance.uniform(0.0, 0.5))
-                way.freeze()
-                hearing = asyncio.ensure_future(a.hear(PeerFailed, 0))
-                await b.hear(LeaseLost, 0)
-                assert not hearing.done(), "a was told that b is lost while b's workers were running"
-                assert (await hearing).node_id == "b"
-                a.join(1)
-                way.cut()
-                way.thaw()
-                b.join(1)
-                await world_of(1, a, b)
+                await cut_off_while_running(a, b, way, lambda: healed(way), chance.uniform(0.0, 0.5))
 
     async def scenario() -> None:
         holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(4)]
@@ -346,19 +338,7 @@ def test_who_is_cut_off_while_it_finishes_is_called_back_once_the_cut_heals(job:
         async with proxy(job.port) as way:
             cut_off = replace(job, port=way.port, is_host=False)
             async with agents(job, "a") as (a,), agents(cut_off, "b") as (b,):
-                a.start()
-                b.start()
-                await world_of(0, a, b)
-                way.freeze()
-                waiting = [asyncio.ensure_future(agent.finish(0, limit_s=60.0)) for agent in (a, b)]
-                assert (await a.hear(PeerFailed, 0)).node_id == "b"
-                a.join(1)
-                assert not waiting[1].done()
-                way.cut()
-                way.thaw()
-                assert (await b.hear(PeerFailed, 0)).node_id == "b"
-                b.join(1)
-                await world_of(1, a, b)
+                waiting = await cut_off_while_finishing(a, b, way)
                 assert await asyncio.gather(*waiting, a.finish(1), b.finish(1)) == [0] * 4
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords, Progress
 from ftlaunch.launcher.journal.errorfile import ErrorFile, parent_shape, read_error_file, write_parent_error_file
 from ftlaunch.launcher.journal.failure_report import (
@@ -16,7 +17,6 @@ from ftlaunch.launcher.journal.failure_report import (
     clean,
     describe_code,
     explain_exit_code,
-    rank_ranges,
     render,
 )
 from ftlaunch.launcher.journal.incident import (
