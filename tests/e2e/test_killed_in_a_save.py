@@ -261,6 +261,18 @@ def test_fsdp_with_distributed_checkpoint(ftlaunch: Launcher, tmp_path: Path) ->
     assert story.digest() == whole.digest()
 
 
+def held_beside_training(stage: Stage, kills: Sequence[Kill]) -> tuple[Story, Cuts]:
+    """A job whose save of step 6 is held at the first cut: its steps go on and are heard, and no section stays open."""
+    cuts = Cuts(stage._folder / "cuts", [kill.cut for kill in kills])
+    story = stage.start("disturbed", cuts.environment)
+    wait_until(lambda: cuts.begun(0), PATIENCE_S, "the first cut")
+    # The next save waits for the one that is held, after step 9.
+    wait_until(lambda: '"made": 9' in (story.folder / "lives.jsonl").read_text(), PATIENCE_S, "nine steps")
+    wait_until(lambda: shown(story.job, 0)["ticks"] > 6, PATIENCE_S, "a step heard after the cut")
+    assert [shown(story.job, rank)["sections"] for rank in range(2)] == [[], []]
+    return story, cuts
+
+
 def test_asynchronous_save_in_a_thread(ftlaunch: Launcher, tmp_path: Path) -> None:
     """Training goes on while the save runs, its steps are heard, and no section stays open."""
     stage = Stage(ftlaunch, tmp_path, 12, "save_dcp.py", "thread")
@@ -269,13 +281,7 @@ def test_asynchronous_save_in_a_thread(ftlaunch: Launcher, tmp_path: Path) -> No
     assert paths_saved(whole, 0) == once_per_rank
     shard = stage.byte_of(whole, "step-12/__1_0.distcp")
     kills = (Kill(Cut(1, "*/step-6/__1_0.distcp", shard, hold=True), 3, "step-6", UNFINISHED),)
-    cuts = Cuts(tmp_path / "cuts", [kill.cut for kill in kills])
-    story = stage.start("disturbed", cuts.environment)
-    wait_until(lambda: cuts.begun(0), PATIENCE_S, "the first cut")
-    # The next save waits for the one that is held, after step 9.
-    wait_until(lambda: '"made": 9' in (story.folder / "lives.jsonl").read_text(), PATIENCE_S, "nine steps")
-    wait_until(lambda: shown(story.job, 0)["ticks"] > 6, PATIENCE_S, "a step heard after the cut")
-    assert [shown(story.job, rank)["sections"] for rank in range(2)] == [[], []]
+    story, cuts = held_beside_training(stage, kills)
     cuts.release(0)
     finish(story)
     check_lives(story, stage, kills)
@@ -298,12 +304,7 @@ def test_asynchronous_save_in_a_process(ftlaunch: Launcher, tmp_path: Path) -> N
         Kill(Cut(1, "*/step-6/__1_0.distcp", shard, hold=True, whom="parent"), 3, "step-6", UNFINISHED),
         Kill(Cut(0, "*/step-9/.metadata.tmp", metadata), 6, "step-9", "has a .metadata.tmp: a save was interrupted"),
     )
-    cuts = Cuts(tmp_path / "cuts", [kill.cut for kill in kills])
-    story = stage.start("disturbed", cuts.environment)
-    wait_until(lambda: cuts.begun(0), PATIENCE_S, "the first cut")
-    wait_until(lambda: '"made": 9' in (story.folder / "lives.jsonl").read_text(), PATIENCE_S, "nine steps")
-    wait_until(lambda: shown(story.job, 0)["ticks"] > 6, PATIENCE_S, "a step heard after the cut")
-    assert [shown(story.job, rank)["sections"] for rank in range(2)] == [[], []]
+    story, cuts = held_beside_training(stage, kills)
     ranks = story.told("workers_started", "pids")[0]
     savers = procfs.descendants(ranks) - set(ranks)
     assert len(savers) >= 2
