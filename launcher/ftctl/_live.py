@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import click
 from ftlaunch.launcher.control import control_socket
 from ftlaunch.launcher.ftctl._errors import NotFound, Refused
 from ftlaunch.launcher.ftctl._runs import all_runs, find_run
+from ftlaunch.launcher.host.proctree import read_entry
 from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 
 run_option: Callable[[Any], Any] = click.option(
@@ -88,7 +89,17 @@ def _live(run: Path) -> LiveRun:
     socket = facts.get("control")
     if not isinstance(socket, str) or not socket:
         raise NotFound(f"run {run.name} has no control socket: its agent found no directory to make one in")
+    if (pid := _stopped(facts)) is not None:
+        raise Refused(f"the agent of {run.name} is stopped, and answers nobody: kill -CONT {pid} lets it go on")
     return LiveRun(run, socket)
+
+
+def _stopped(facts: Mapping[str, Any]) -> int | None:
+    """The agent's pid if it was stopped by a signal or is being traced; its ranks train on meanwhile, unwatched."""
+    pid = facts.get("pid")
+    entry = read_entry(pid) if isinstance(pid, int) else None
+    stopped = entry is not None and entry.state in "Tt" and entry.start_ticks == facts.get("starttime")
+    return pid if stopped else None
 
 
 def ask(live: LiveRun, command: str, timeout_s: float = 10.0, **arguments: Any) -> Any:
