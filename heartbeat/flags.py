@@ -1,6 +1,8 @@
-"""What the agent has to say to its ranks, without a message: one page of shared memory that they only read.
+"""What the agent has to say without a message: one page of shared memory, which ranks can only read.
 
-The first byte becomes 1 when the job is asked to end and a checkpoint should be written now.
+The first byte becomes 1 when the job is asked to end and a checkpoint should be written now. The rest is between the
+agent and its guardian (``launcher/processes/guardian.py``), two native doubles in CLOCK_BOOTTIME seconds: when the
+ranks must be gone, unless the agent acts before (0: never), and when the guardian has seen to it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import mmap
 
 SAVE_NOW = 0
+GONE_BY = 8
+ENDED_AT = 16
 SIZE = mmap.PAGESIZE
 
 _page: mmap.mmap | None = None

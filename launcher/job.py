@@ -103,7 +103,8 @@ class Job:
     async def run(self) -> tuple[int, str]:
         """Returns the exit code and the failure report, empty after a success."""
         hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
-        guard = Guard(self.marker, hearing.endpoint.directory)
+        alone = self.config.rendezvous.max_nodes == 1
+        guard = Guard(self.marker, hearing.endpoint.directory, None if alone else self.flags.writable)
         try:
             return await self._run_with(hearing, guard)
         except FtlaunchError as error:
@@ -159,6 +160,7 @@ class Job:
         rendezvous = meeting.make_rendezvous(
             self.config, partial(_publish, resume.publish if resume is not None else None)
         )
+        rendezvous.tell_trust(self.flags.ranks_gone_by)
         self.peers = Peers(rendezvous)
         hearing.consult(self.peers)
         agent = Agent(
@@ -202,7 +204,7 @@ class Job:
 
         keeper = NodeKeeper(self.config, self.marker, node, agent, self._tell)
         keeper.standbys = lambda: crew.pool.pids() if crew.pool is not None else ()
-        keeper.inquiry = Inquiry(Facts(self.pump, hearing, keeper, self.say))
+        keeper.inquiry = Inquiry(Facts(self.pump, hearing, keeper, self.say, self.flags.take_ended))
         return keeper
 
     def _make_pool(self, plan: Plan, output: RankOutput, agent: Agent) -> StandbyPool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 
 from ftlaunch.rendezvous import ports
 from ftlaunch.rendezvous.interface import (
@@ -49,6 +50,9 @@ class LocalRendezvous:
         self._publish = publish
         self._restarts = 0
         self._on_event: OnEvent | None = None
+
+    def tell_trust(self, listener: Callable[[float], None]) -> None:
+        """There is nobody else who could go on without this node."""
 
     def start(self, on_event: OnEvent) -> None:
         """Raises :class:`SettingsError` when the fixed master port is taken already."""

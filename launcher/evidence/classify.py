@@ -60,6 +60,13 @@ def _stopped(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagn
 def _killed(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
     if rank.exit_code is None or rank.exit_code not in _SIGKILL_CODES:
         return None
+    if node.ended_by_guardian and rank.exit_code < 0:
+        text = (
+            "was ended by ftlaunch's guardian: the agent of this node did not run (stopped, or stuck in the kernel) "
+            "until the other nodes could go on without it"
+        )
+        hint = "find out what held up the agent: a SIGSTOP, a debugger, a file system that does not answer"
+        return _made(rank, Kind.AGENT_STOOD_STILL, text, Confidence.CERTAIN, hint)
     # A wrapper that exits with 137 tells of its child, whose pid is not known here.
     kill = node.oom.of(rank.pid) if rank.exit_code < 0 else node.oom.in_group_of(rank.pid)
     if kill is not None:

@@ -31,6 +31,8 @@ class Kind(str, enum.Enum):
     EXIT = "exit"
     SIGNAL = "signal"
     KILLED_BY_OTHERS = "killed_by_others"
+    AGENT_STOOD_STILL = "agent_stood_still"
+    """The guardian ended it, before the other nodes could go on without this one."""
     STOPPED_BY_US = "stopped_by_us"
     FINISHED = "finished"
     """It ended with code 0."""
@@ -103,6 +105,8 @@ class NodeEvidence:
     kernel_faults: Mapping[int, str] = field(default_factory=dict)
     """By pid: the file whose code caused a segmentation fault."""
     shm_free_fraction: float | None = None
+    ended_by_guardian: bool = False
+    """It has ended the ranks because the agent did not run."""
 
 
 NOTHING_KNOWN = NodeEvidence()

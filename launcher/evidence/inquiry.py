@@ -36,6 +36,9 @@ class Sources(Protocol):
     def gpus(self) -> Mapping[int, str]:
         """By pid: the UUID of its device, where that is known."""
 
+    def ended_by_guardian(self) -> bool:
+        """Whether the guardian has ended the ranks since this was asked last."""
+
     def warn(self, text: str) -> None:
         """Tell the user."""
 
@@ -55,6 +58,8 @@ class Inquiry:
         """Of the current generation, read when its first rank failed."""
         self._kept: tuple[int, NodeEvidence] | None = None
         """Of the one before."""
+        self._ended_by_guardian = -1
+        """The last generation that the guardian ended."""
         self._timers: list[asyncio.Handle] = []
 
     def open(self) -> None:
@@ -85,6 +90,7 @@ class Inquiry:
 
     def note(self, generation: int) -> None:
         """A rank has failed: read what could be lost soon. Below 1 ms."""
+        self._ask_for_the_guardian(generation)
         if self._watch is not None and generation == self._generation:
             self._early = self._watch.look(self.sources.xids())
 
@@ -119,7 +125,15 @@ class Inquiry:
         self._generation, pids = self._current
         self._watch.begin(pids, self.sources.xids()[: self._xids_before[self._generation]])
 
+    def _ask_for_the_guardian(self, generation: int) -> None:
+        if self.sources.ended_by_guardian():
+            self._ended_by_guardian = generation
+
     def _look(self, generation: int) -> NodeEvidence:
+        self._ask_for_the_guardian(generation)
+        return replace(self._counted(generation), ended_by_guardian=generation == self._ended_by_guardian)
+
+    def _counted(self, generation: int) -> NodeEvidence:
         from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, NodeEvidence
 
         if self._watch is not None and generation == self._generation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftlaunch.launcher.config import Stream
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 class Facts:
     """What an inquiry into a failure asks the parts of a job for."""
 
-    def __init__(self, pump: OutputPump, hearing: Hearing, keeper: NodeKeeper, say: Say) -> None:
+    def __init__(
+        self, pump: OutputPump, hearing: Hearing, keeper: NodeKeeper, say: Say, ended: Callable[[], bool]
+    ) -> None:
+        """``ended``: whether the guardian has ended the ranks since it was asked last."""
+        self._ended = ended
         self._pump = pump
         self._hearing = hearing
         self._keeper = keeper
@@ -41,6 +45,10 @@ class Facts:
     def gpus(self) -> Mapping[int, str]:
         """By pid: the UUID of its device, where the driver has told."""
         return self._keeper.gpu_of
+
+    def ended_by_guardian(self) -> bool:
+        """Asked once for each time."""
+        return self._ended()
 
     def warn(self, text: str) -> None:
         """Tell the user."""

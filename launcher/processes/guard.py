@@ -16,8 +16,10 @@ _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Guard:
     """One guardian process. It sweeps what carries ``marker`` when the agent vanishes; see :mod:`.guardian`."""
 
-    def __init__(self, marker: str, runtime_dir: str) -> None:
+    def __init__(self, marker: str, runtime_dir: str, page: int | None = None) -> None:
+        """``page``: a descriptor of what :mod:`ftlaunch.heartbeat.flags` describes, with several nodes."""
         self.marker = marker
+        self._page = page
         self._runtime_dir = runtime_dir
         self._popen: subprocess.Popen[bytes] | None = None
         self._started = 0
@@ -43,8 +45,10 @@ class Guard:
 
     def _spawn(self, script: str) -> subprocess.Popen[bytes]:
         # No marker in its own environment: it must not find itself.
+        page = () if self._page is None else (self._page,)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", script, self.marker, self._runtime_dir],
+            [sys.executable, "-I", "-S", "-B", script, self.marker, self._runtime_dir, *map(str, page)],
+            pass_fds=page,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

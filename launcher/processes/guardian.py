@@ -5,6 +5,11 @@ lives only in the agent. ``done`` on the pipe means that the agent ended in orde
 the agent is gone. Ranks die of their own death pipe and parent-death signal at the same moment; the guardian is for
 what they have started: data-loader workers, daemons, setsid escapees. The agent starts it with the
 signals of terminals and supervisors blocked.
+
+With several nodes it also ends the ranks of an agent that lives and does not act (stopped, or stuck in the kernel),
+just before the other nodes may go on without this one. When that is stands in the page that
+:mod:`ftlaunch.heartbeat.flags` describes: the agent moves it on as long as it is heard of, and takes it away when it
+acts by itself.
 """
 
 from __future__ import annotations
@@ -13,19 +18,40 @@ import os
 import select
 import shutil
 import signal
+import struct
 import sys
+import time
 
 SWEEP_LIMIT_S = 10.0
 PAUSE_S = 0.02
+LOOK_S = 2.0
+GONE_BY, ENDED_AT = 8, 16
+_DOUBLE = struct.Struct("d")
 
 
-def main(marker: str, runtime_dir: str) -> int:
-    """Wait for the agent's end, then sweep. Returns 0."""
-    if not agent_ended_in_order():
+def main(marker: str, runtime_dir: str, page: int | None) -> int:
+    """Wait for the agent's end, then sweep. ``page``: a descriptor, with several nodes. Returns 0."""
+    in_order = agent_ended_in_order() if page is None else watched_until_the_end(marker, page)
+    if not in_order:
         sweep(marker)
         if runtime_dir:
             shutil.rmtree(runtime_dir, ignore_errors=True)
     return 0
+
+
+def watched_until_the_end(marker: str, page: int) -> bool:
+    """As :func:`agent_ended_in_order`; meanwhile the ranks are ended whenever their time is over."""
+    acted_on = 0.0
+    while True:
+        gone_by, now = read_moment(page, GONE_BY), time.clock_gettime(time.CLOCK_BOOTTIME)
+        bound = gone_by not in (0.0, acted_on)
+        if bound and now >= gone_by:
+            sweep(marker)
+            os.pwrite(page, _DOUBLE.pack(now), ENDED_AT)
+            acted_on = gone_by
+        # The moment may be set, or moved to an earlier one, while we wait.
+        elif select.select([0], [], [], min(LOOK_S, gone_by - now) if bound else LOOK_S)[0]:
+            return agent_ended_in_order()
 
 
 def agent_ended_in_order() -> bool:
@@ -36,6 +62,12 @@ def agent_ended_in_order() -> bool:
         if not chunk:
             return received.startswith(b"done")
         received = (received + chunk)[:64]
+
+
+def read_moment(page: int, offset: int) -> float:
+    """Seconds on CLOCK_BOOTTIME, 0.0 for none."""
+    data = os.pread(page, _DOUBLE.size, offset)
+    return float(_DOUBLE.unpack(data)[0]) if len(data) == _DOUBLE.size else 0.0
 
 
 def sweep(marker: str) -> None:
@@ -84,4 +116,4 @@ def _kill(pid: int, marker: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if sys.argv[3:] else None))

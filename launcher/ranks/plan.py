@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from ftlaunch.launcher.ranks.environment import worker_environment
 from ftlaunch.rendezvous.interface import World
 
 BOOTSTRAP = str(Path(ftlaunch.heartbeat.__file__).with_name("bootstrap.py"))
-
+_DOUBLE = struct.Struct("d")
 
 BEAT_INTERVAL_MS = "100"
 """Progress more often than this need not be told. A drill that acts at an exact step sets the variable to 0."""
@@ -70,18 +72,35 @@ class Flags:
     def __init__(self) -> None:
         writable = os.memfd_create("ftlaunch-flags", os.MFD_CLOEXEC)
         os.ftruncate(writable, flags.SIZE)
-        self._writable = writable
+        self.writable = writable
+        self._lock = threading.Lock()
+        self._closed = False
         # Opened anew, so that a rank gets no right to write.
         self.read_fd = os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
 
     def ask_to_save(self) -> None:
         """Let ``should_save()`` be true in every rank, now and in all that follow."""
-        os.pwrite(self._writable, b"\1", flags.SAVE_NOW)
+        os.pwrite(self.writable, b"\1", flags.SAVE_NOW)
+
+    def ranks_gone_by(self, moment: float) -> None:
+        """Let the guardian end the ranks then, on CLOCK_BOOTTIME; 0 for never. From any thread."""
+        with self._lock:
+            if not self._closed:
+                os.pwrite(self.writable, _DOUBLE.pack(moment), flags.GONE_BY)
+
+    def take_ended(self) -> bool:
+        """Whether the guardian has ended the ranks since this was asked last."""
+        (moment,) = _DOUBLE.unpack(os.pread(self.writable, _DOUBLE.size, flags.ENDED_AT))
+        if moment:
+            os.pwrite(self.writable, _DOUBLE.pack(0.0), flags.ENDED_AT)
+        return bool(moment)
 
     def close(self) -> None:
         """Ranks that have mapped the page keep it."""
-        os.close(self.read_fd)
-        os.close(self._writable)
+        with self._lock:
+            self._closed = True
+            os.close(self.read_fd)
+            os.close(self.writable)
 
 
 @dataclass(frozen=True)

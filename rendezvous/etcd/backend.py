@@ -11,6 +11,7 @@ Everything here runs on the agent's loop; talk with etcd happens in a thread of 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from ftlaunch.rendezvous.common.asking import Asking
@@ -21,6 +22,7 @@ from ftlaunch.rendezvous.common.part import Part, Wanted, first_offer
 from ftlaunch.rendezvous.common.peers import Doorbell
 from ftlaunch.rendezvous.common.records import FailureRecord, HolderRecord, RecordError
 from ftlaunch.rendezvous.common.table import difference
+from ftlaunch.rendezvous.common.trust import Trust
 from ftlaunch.rendezvous.etcd import library
 from ftlaunch.rendezvous.etcd import settings as configuration
 from ftlaunch.rendezvous.etcd.asking import EtcdCarrier
@@ -87,6 +89,7 @@ class EtcdRendezvous:
         self._watching: Future[None] | None = None
         self._impatience: asyncio.TimerHandle | None = None
         self._asking = Asking(node.node_id)
+        self._trust = Trust(settings.margin_s)
 
     # --- what the agent asks ------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class EtcdRendezvous:
         self._io.when_ended(lambda: self._site.post(self._on_crash, "the etcd thread has ended"))
         self._mirror = Mirror(self._site.keys)
         listener = Listener(self._on_lost, self._react, self._on_duplicate, self._on_refused)
-        self._membership = Membership(self._site, listener)
+        self._membership = Membership(self._site, listener, self._trust)
         self._leaving = Leaving(self._site, self._membership)
         self._lessons = Lessons(self._site, self._part.tell)
         self._ring = Ring(self._site, self._mirror.view, self._on_crash)
@@ -131,6 +134,10 @@ class EtcdRendezvous:
     def announce_failure(self, generation: int, reason: str) -> None:
         """One write; everybody else hears of it through the watch they have."""
         self._put_on_record(self._part.announce(generation, reason), "announcing a failure")
+
+    def tell_trust(self, listener: Callable[[float], None]) -> None:
+        """See the interface."""
+        self._trust.listener = listener
 
     def respond_with(self, respondent: Respondent) -> None:
         """See the interface."""

@@ -34,6 +34,14 @@ class Lease:
         self.valid_until = valid_until
         self.trouble = ""
         """Why the last renewal failed; empty when it did not."""
+        self.on_renewed: Callable[[float], None] | None = None
+        """Called with :attr:`valid_until` whenever it has moved, where it was renewed."""
+
+    def renewed(self, valid_until: float) -> None:
+        """The server has answered."""
+        self.valid_until, self.trouble = valid_until, ""
+        if self.on_renewed is not None:
+            self.on_renewed(valid_until)
 
 
 async def grant(client: EtcdClient, ttl_s: float, clock: Callable[[], float] = boottime) -> Lease:
@@ -67,7 +75,8 @@ async def keep(client: EtcdClient, lease: Lease, clock: Callable[[], float] = bo
             continue
         if ttl <= 0:
             raise LeaseOver
-        lease.valid_until, lease.trouble, failed = sent + ttl, "", 0
+        lease.renewed(sent + ttl)
+        failed = 0
 
 
 async def hold_job_lease(client: EtcdClient, lease_id: int, ttl_s: float) -> None:

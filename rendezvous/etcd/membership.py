@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.peers import Proof, probe
 from ftlaunch.rendezvous.common.records import HolderRecord, NodeRecord
+from ftlaunch.rendezvous.common.trust import Trust
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseGone, Unreachable
 from ftlaunch.rendezvous.etcd.site import Site, log
@@ -40,8 +41,11 @@ class Listener:
 class Membership:
     """Keeps the node's keys as :meth:`update` wants them."""
 
-    def __init__(self, site: Site, listener: Listener, clock: Callable[[], float] = boottime) -> None:
+    def __init__(
+        self, site: Site, listener: Listener, trust: Trust | None = None, clock: Callable[[], float] = boottime
+    ) -> None:
         self._site = site
+        self._trust = trust or Trust()
         self._listener = listener
         self._clock = clock
         self._dirty = asyncio.Event()
@@ -93,6 +97,7 @@ class Membership:
     def forget(self) -> None:
         """Stop renewing."""
         self.lease, self.registered = None, False
+        self._trust.end()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -140,6 +145,9 @@ class Membership:
 
     def _begin(self, lease: leases.Lease) -> None:
         self.lease, self.registered = lease, False
+        if self._site.settings.stop_on_outage:
+            lease.on_renewed = self._trust.extend
+            self._trust.begin(lease.valid_until)
         self._renewing = self._site.io.submit(leases.keep(self._site.client, lease, self._clock))
         self._renewing.add_done_callback(lambda ended: self._site.post(self._renewal_ended, lease, ended))
         self._watch_clock(lease)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from ftlaunch.rendezvous.common.asking import Asking, QuestionRecord
-from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.exclusion import ANSWER_S
 from ftlaunch.rendezvous.common.iothread import IoThread
@@ -30,12 +29,15 @@ from ftlaunch.rendezvous.common.records import (
     RecordError,
     TableRecord,
 )
+from ftlaunch.rendezvous.common.trust import Trust
 from ftlaunch.rendezvous.hub import settings as configuration
 from ftlaunch.rendezvous.hub.asking import HubCarrier
 from ftlaunch.rendezvous.hub.frames import Hello, read_answer, wish_frame
 from ftlaunch.rendezvous.hub.link import Link
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
 from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
+from ftlaunch.rendezvous.hub.vigil import Vigil
+from ftlaunch.rendezvous.hub.waiting import WaitAtEnd
 from ftlaunch.rendezvous.interface import (
     Answers,
     Closed,
@@ -60,7 +62,6 @@ log = logging.getLogger("ftlaunch.rendezvous")
 _CLOSE_S = 1.0
 _DRAIN_S = 5.0
 _LEAVE_S = 1.0
-_CLOCK_CHECK_S = 1.0
 _RETRY_S = 0.5
 
 
@@ -83,9 +84,8 @@ class HubRendezvous:
         self._hub: Hub | None = None
         self._running: list[Future[None]] = []
         self._connecting: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._waiting: asyncio.Future[int] | None = None
-        self._own_result = 0
+        self._trust = Trust(settings.margin_s)
+        self._at_end = WaitAtEnd()
         self._wishes: dict[str, asyncio.Future[ExclusionAnswer]] = {}
         self._words: dict[str, Callable[[bytes], None]] = {
             "table": self._on_table,
@@ -120,15 +120,17 @@ class HubRendezvous:
             self._settings,
             lambda word, payload: self._post(self._on_frame, word, payload),
             lambda reason: self._post(self._on_trouble, reason),
+            self._trust,
         )
         self._asking.open(HubCarrier(self._io, self._link), lambda: self._view)
         self._connecting = self._loop.create_task(self._connect())
         self._connecting.add_done_callback(self._connected)
-        self._watch_clock()
+        self._vigil = Vigil(self._link, self._settings, self._trust, self._on_silence)
+        self._vigil.keep()
 
     def join(self, joining: Joining) -> None:
         """One line to the hosting node."""
-        self._stop_waiting(self._own_result)
+        self._at_end.over()
         if not self._part.ask(joining):
             return
         self._say_record()
@@ -140,6 +142,10 @@ class HubRendezvous:
     def announce_failure(self, generation: int, reason: str) -> None:
         """One line to the hosting node, one from there to every other."""
         self._say("failure", self._part.announce(generation, reason).encode())
+
+    def tell_trust(self, listener: Callable[[float], None]) -> None:
+        """See the interface."""
+        self._trust.listener = listener
 
     def respond_with(self, respondent: Respondent) -> None:
         """See the interface."""
@@ -179,11 +185,11 @@ class HubRendezvous:
             self._part.finish(generation)
             self._loop.call_soon(self._react)
             self._say("finish", FinishRecord(self._node.node_id, generation).encode())
-            return await self._wait_for_end(exit_code, timeout_s)
+            return await self._at_end.wait(exit_code, timeout_s)
         if outcome is Outcome.FAILED:
             record = ClosedRecord(exit_code, reason, self._node.node_id, self._node.host, new_attempt())
             self._say("closed", record.encode())
-            return await self._wait_for_end(exit_code, timeout_s)
+            return await self._at_end.wait(exit_code, timeout_s)
         self._closing = True
         farewell = self._part.farewell(self._view, generation, reason)
         if self._hub is not None:
@@ -197,8 +203,7 @@ class HubRendezvous:
         """Takes a second or two; on the hosting node up to seven, for others that have not left yet."""
         self._closing = True
         self._part.end()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._vigil.stop()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting})
@@ -344,7 +349,7 @@ class HubRendezvous:
             return
         for event in self._part.hear(self._view):
             if isinstance(event, Closed):
-                self._stop_waiting(event.exit_code)
+                self._at_end.over(event.exit_code)
             elif isinstance(event, WorldAgreed):
                 # After a new connection, what was asked for then must not be taken for a new wish.
                 self._say_record(now=False)
@@ -363,35 +368,18 @@ class HubRendezvous:
 
     # --- ending and fencing -------------------------------------------------------------------------------------------
 
-    async def _wait_for_end(self, exit_code: int, timeout_s: float) -> int:
-        self._waiting, self._own_result = self._loop.create_future(), exit_code
-        try:
-            return await asyncio.wait_for(self._waiting, timeout_s)
-        except asyncio.TimeoutError:
-            log.warning("the rendezvous did not end within %g s; this node ends with its own result", timeout_s)
-            return exit_code
-        finally:
-            self._waiting = None
-
-    def _stop_waiting(self, exit_code: int) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(exit_code)
-
-    def _watch_clock(self) -> None:
-        """Fence in time. The loop's timers stand still while the machine is suspended, so none may be far away."""
-        left = self._link.valid_until - self._settings.margin_s - boottime()
-        if left <= 0 and self._link.valid_until > 0 and self._part.counts_on_us:
-            since = self._settings.node_timeout_s - self._settings.margin_s
-            reason = f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
-            if self._waiting is None:
-                self._part.fence(reason)
-            elif self._link.refused:
-                # Our ranks have succeeded; who should tell us that the others' have too is gone. After a cut it may
-                # need us once more, as it could not hear that we had finished.
-                log.warning("cannot wait for the other nodes: %s", reason)
-                self._stop_waiting(self._own_result)
-        pause_s = min(left, _CLOCK_CHECK_S) if left > 0 else _CLOCK_CHECK_S
-        self._alarm = self._loop.call_later(pause_s, self._watch_clock)
+    def _on_silence(self) -> None:
+        if not self._part.counts_on_us:
+            return
+        since = self._settings.node_timeout_s - self._settings.margin_s
+        reason = f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
+        if not self._at_end.waiting:
+            self._part.fence(reason)
+        elif self._link.refused:
+            # Our ranks have succeeded; who should tell us that the others' have too is gone. After a cut it may
+            # need us once more, as it could not hear that we had finished.
+            log.warning("cannot wait for the other nodes: %s", reason)
+            self._at_end.over()
 
 
 async def _ask(question: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 
 from ftlaunch.rendezvous.common.clock import boottime
+from ftlaunch.rendezvous.common.trust import Trust
 from ftlaunch.rendezvous.hub.frames import LINE_LIMIT, Hello, frame, read_frame
 from ftlaunch.rendezvous.hub.settings import HubSettings
 
@@ -26,11 +27,16 @@ class Link:
     """``tell(word, payload)`` is called for each frame; ``trouble(reason)`` when there is no connection."""
 
     def __init__(
-        self, settings: HubSettings, tell: Callable[[str, bytes], None], trouble: Callable[[str], None]
+        self,
+        settings: HubSettings,
+        tell: Callable[[str, bytes], None],
+        trouble: Callable[[str], None],
+        trust: Trust,
     ) -> None:
         self._settings = settings
         self._tell = tell
         self._trouble = trouble
+        self._trust = trust
         self._standing: dict[str, bytes] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._sent: dict[int, float] = {}
@@ -125,6 +131,7 @@ class Link:
         sent = self._sent.pop(int(payload), None) if payload.isdigit() and len(payload) < 20 else None
         if sent is not None:
             self.valid_until = max(self.valid_until, sent + self._settings.node_timeout_s)
+            self._trust.begin(self.valid_until)
 
 
 def _reason(error: BaseException) -> str:

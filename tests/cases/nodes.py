@@ -11,10 +11,11 @@ from support.jobs import Job, Launcher
 class Nodes:
     """Agents of one job, one rank each."""
 
-    def __init__(self, ftlaunch: Launcher, endpoint: str) -> None:
+    def __init__(self, ftlaunch: Launcher, endpoint: str, backend: str = "etcd") -> None:
         self._ftlaunch = ftlaunch
+        self.endpoint = endpoint
         self.job_id = uuid.uuid4().hex[:8]
-        meeting = ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", self.job_id)
+        meeting = ("--rdzv-backend", backend, "--rdzv-endpoint", endpoint, "--rdzv-id", self.job_id)
         conf = ("--rdzv-conf", "node_timeout=3,last_call_timeout=1")
         self._options = ("--allow-multiple-agents-per-node", *meeting, *conf)
 

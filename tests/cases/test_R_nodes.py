@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from cases.nodes import Nodes
 from cases.training import wait_for_ready, write
+from support import procfs
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 
@@ -32,24 +34,45 @@ def nodes(ftlaunch: Launcher, cluster: etcd_server.EtcdCluster) -> Nodes:
     return Nodes(ftlaunch, cluster.endpoints)
 
 
+@pytest.fixture(params=["etcd", "c10d"])
+def either(request: pytest.FixtureRequest, ftlaunch: Launcher, cluster: etcd_server.EtcdCluster) -> Nodes:
+    """Through etcd, and through the first agent."""
+    if request.param == "etcd":
+        return Nodes(ftlaunch, cluster.endpoints)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    return Nodes(ftlaunch, f"127.0.0.1:{port}", "c10d")
+
+
+def listens(endpoint: str) -> bool:
+    host, _, port = endpoint.partition(",")[0].removeprefix("http://").rpartition(":")
+    with socket.socket() as trial:
+        return trial.connect_ex((host, int(port))) == 0
+
+
 def wait_for(job: Job, text: str) -> None:
     """Fails with what the job said when it ends or nothing comes."""
     wait_for_ready(job, 1, text)
 
 
-def test_R2_the_others_go_on_without_a_silent_node_and_take_it_back(nodes: Nodes, tmp_path: Path) -> None:
-    """A stopped agent cannot end its ranks; it does so before anything else as soon as it runs again."""
+def test_R2_the_others_go_on_without_a_silent_node_and_take_it_back(either: Nodes, tmp_path: Path) -> None:
+    """A stopped agent cannot end its ranks: its guardian does, before the others go on."""
     script = write(tmp_path, UP + "if GEN < 2: signal.pause()")
-    first, second = nodes("1:2", script), nodes("1:2", script)
+    first = either("1:2", script)
+    wait_until(lambda: listens(either.endpoint), 20, "where they meet")
+    second = either("1:2", script)
     for job in (first, second):
         wait_for(job, "of 2 in 0")
+    (old,) = second.events("workers_started")[0]["pids"]
     second.signal(signal.SIGSTOP)
+    wait_until(lambda: first.events("failure_detected"), 40, "the others know")
+    assert not procfs.alive(old), "a rank lives on although the others were told that it does not"
     wait_for(first, "up 0 of 1 in 1")
-    old = second.events("workers_started")[0]["pids"][0]
     second.signal(signal.SIGCONT)
     assert (first.wait(40), second.wait(40)) == (0, 0)
     assert "of 2 in 2" in first.out and "of 2 in 2" in second.out and "in 1 " not in second.out
     assert not Path(f"/proc/{old}").exists()
+    assert second.incidents()[0]["diagnosis"]["kind"] == "agent_stood_still"
 
 
 def test_R11_R7_a_late_node_is_taken_in_and_never_finds_the_job_closed(nodes: Nodes, tmp_path: Path) -> None:

@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ftlaunch.heartbeat import flags
 from ftlaunch.launcher.processes import guardian
 from ftlaunch.launcher.processes.guard import Guard
+from ftlaunch.launcher.ranks.plan import Flags
+from ftlaunch.rendezvous.common.clock import boottime
+from support.waiting import wait_until
 
 AGENT = """
 import subprocess, sys, os
@@ -89,6 +94,59 @@ def test_a_killed_guardian_is_replaced() -> None:
     wait_for(second)
     # An agent that dismisses its guardian ends at once, and leaves the reaping to init.
     os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def page() -> Iterator[Flags]:
+    made = Flags()
+    yield made
+    made.close()
+
+
+def test_ranks_of_an_agent_that_does_not_act_are_ended_when_their_time_is_over(page: Flags) -> None:
+    """Once for each time; the guardian then stays, for the agent may go on."""
+    marker = uuid.uuid4().hex
+    guard = Guard(marker, "", page.writable)
+    guard.start()
+    sleepers = [subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker})]
+    page.ranks_gone_by(boottime() - 1.0)
+    assert sleepers[0].wait(20) == -signal.SIGKILL
+    wait_until(page.take_ended)
+    assert not page.take_ended(), "told once"
+    sleepers.append(subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker}))
+    assert guard.pid is not None
+    # Longer than it takes to look again.
+    with pytest.raises(subprocess.TimeoutExpired):
+        sleepers[1].wait(guardian.LOOK_S + 0.5)
+    page.ranks_gone_by(boottime() + 0.1)
+    assert sleepers[1].wait(20) == -signal.SIGKILL
+    pid = guard.pid
+    guard.dismiss()
+    os.waitpid(pid, 0)
+
+
+def test_a_moment_that_is_moved_on_or_taken_away_ends_nobody(page: Flags) -> None:
+    marker = uuid.uuid4().hex
+    guard = Guard(marker, "", page.writable)
+    guard.start()
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker}) as sleeper:
+        for _ in range(20):
+            page.ranks_gone_by(boottime() + 1.0)
+            with pytest.raises(subprocess.TimeoutExpired):
+                sleeper.wait(0.1)
+        page.ranks_gone_by(0.0)
+        with pytest.raises(subprocess.TimeoutExpired):
+            sleeper.wait(1.5)
+        pid = guard.pid or 0
+        guard.dismiss()
+        os.waitpid(pid, 0)
+        assert sleeper.poll() is None and not page.take_ended()
+        sleeper.kill()
+
+
+def test_the_guardian_reads_the_page_as_the_agent_writes_it() -> None:
+    """It cannot import what tells where."""
+    assert (guardian.GONE_BY, guardian.ENDED_AT) == (flags.GONE_BY, flags.ENDED_AT)
 
 
 def test_marker_must_match_exactly() -> None:

@@ -85,6 +85,8 @@ def test_who_is_cut_off_has_stopped_before_the_others_go_on(
     wait_for_both(tmp_path, ROUNDS)
     end.touch()
     assert {host: agent.wait(60) for host, agent in agents.items()} == {"a": 0, "b": 0}
+    kinds = [(each.get("diagnosis") or {}).get("kind") for agent in agents.values() for each in agent.incidents()]
+    assert "agent_stood_still" not in kinds, "an agent that acts by itself is left alone by its guardian"
     found = beats(tmp_path)
     for generation in sorted(found):
         later = [first for g, hosts_ in found.items() if g > generation for first, _ in hosts_.values()]

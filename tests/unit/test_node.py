@@ -87,6 +87,9 @@ class Nothing:
     def gpus(self) -> dict[int, str]:
         return {}
 
+    def ended_by_guardian(self) -> bool:
+        return False
+
     def warn(self, text: str) -> None:
         raise AssertionError(text)
 

@@ -19,8 +19,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 MAX_MEDIAN_FUNCTION_LINES = 12
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "clock_gettime"}
-# Besides launcher/clock.py: the worker's side stamps its own beats, and a rendezvous counts its leases.
-CLOCK_READERS = {"launcher/clock.py", "rendezvous/common/clock.py"}
+# Besides launcher/clock.py: the worker's side stamps its own beats, a rendezvous counts its leases, and the guardian
+# imports nothing of ours.
+CLOCK_READERS = {"launcher/clock.py", "launcher/processes/guardian.py", "rendezvous/common/clock.py"}
 CLOCK_READER_FOLDERS = ("heartbeat/",)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from ftlaunch.rendezvous.common.trust import NOT_BOUND, Trust
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd import messages
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseExists, LeaseGone, Refused, Unreachable
@@ -105,13 +106,17 @@ class FakeServer:
 
 
 def kept(
-    monkeypatch: pytest.MonkeyPatch, *results: object, left_s: float = 9.0
+    monkeypatch: pytest.MonkeyPatch,
+    *results: object,
+    left_s: float = 9.0,
+    on_renewed: Callable[[float], None] | None = None,
 ) -> tuple[leases.Lease, FakeServer, FakeTime]:
     """Renew a lease of 9 s, of which some is left, until the server says that it is gone."""
     time = FakeTime()
     monkeypatch.setattr(leases.asyncio, "sleep", time.sleep)
     server = FakeServer(time, *results)
     lease = leases.Lease(7, 9.0, time.now + left_s)
+    lease.on_renewed = on_renewed
     with pytest.raises(leases.LeaseOver):
         asyncio.run(leases.keep(server, lease, time.clock))  # type: ignore[arg-type]
     return lease, server, time
@@ -121,6 +126,19 @@ def test_a_lease_is_valid_from_when_its_renewal_was_sent(monkeypatch: pytest.Mon
     lease, server, _ = kept(monkeypatch, 9, 9, 0)
     assert server.sent == [103.0, 106.0, 109.0]
     assert lease.valid_until == 106.0 + 9.0
+
+
+def test_each_renewal_moves_on_when_the_ranks_must_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    trust = Trust(margin_s=2.0)
+    trust.listener = told.append
+    trust.begin(109.0)
+    lease, _, _ = kept(monkeypatch, 9, Unreachable("no"), 9, 0, on_renewed=trust.extend)
+    assert told == [108.0, 103.0 + 9.0 - 1.0, lease.valid_until - 1.0]
+    trust.end()
+    trust.end()
+    trust.extend(500.0)
+    assert told[3:] == [NOT_BOUND], "one that was given up is not moved on by an answer that comes late"
 
 
 def test_a_granted_lease_counts_from_before_the_answer() -> None:
