@@ -26,6 +26,7 @@ from ftlaunch.rendezvous.common.records import (
     FailureRecord,
     FinishRecord,
     GrowthRecord,
+    LessonRecord,
     RecordError,
     TableRecord,
 )
@@ -96,6 +97,7 @@ class HubRendezvous:
             "decided": self._on_decided,
             "question": self._on_question,
             "answer": lambda payload: self._asking.take(payload),
+            "lesson": self._on_lesson,
             "refused": self._on_refused,
         }
         self._trouble = "no answer yet"
@@ -156,7 +158,12 @@ class HubRendezvous:
         return await self._asking.ask(question, limit_s, conclude)
 
     def teach(self, lesson: Lesson) -> None:
-        """Not told here: a spare's standbys wait until it has been in a generation itself."""
+        """One line to the hosting node, one from there to each spare."""
+        record = LessonRecord(tuple(lesson.names), dict(lesson.environment))
+        try:
+            self._say("lesson", record.encode())
+        except RecordError as error:
+            log.info("spares cannot be told what to import ahead: %s", error)
 
     @property
     def exclusions(self) -> tuple[Exclusion, ...]:
@@ -340,6 +347,10 @@ class HubRendezvous:
 
     def _on_question(self, payload: bytes) -> None:
         self._asking.see([QuestionRecord.decode(payload)])
+
+    def _on_lesson(self, payload: bytes) -> None:
+        record = LessonRecord.decode(payload)
+        self._part.tell(Lesson(record.names, record.environment))
 
     def _on_refused(self, payload: bytes) -> None:
         self._part.end_here(ClosedRecord.decode(payload).reason)

@@ -16,6 +16,7 @@ bye        agent               it leaves in good order
 ping       agent               a number; the hub answers ``pong`` with the same
 question   both                what one agent asks all others, and in the end what came of it
 answer     both                what one agent says to a question; the hub passes it on to who asked
+lesson     both                what spares may import ahead; the hub passes it on to nodes without a seat
 refused    hub                 this agent does not belong here; exit code and reason
 =========  ==================  ===========================================================
 """

@@ -20,7 +20,7 @@ from ftlaunch.rendezvous.hub.settings import HubSettings
 
 _CONNECT_S = 2.0
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-_ORDER = ("table", "excluded", "node", "failure", "finish", "closed")
+_ORDER = ("table", "excluded", "node", "failure", "finish", "closed", "lesson")
 
 
 class Link:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.peers import Proof, probe
@@ -36,6 +36,7 @@ from ftlaunch.rendezvous.hub.frames import (
     split_frame,
 )
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
+from ftlaunch.rendezvous.hub.lessons import Lessons
 from ftlaunch.rendezvous.hub.questions import Questions
 from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.interface import ExclusionAnswer, Publish, RendezvousError
@@ -78,6 +79,7 @@ class Hub:
         self._departed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         questions = Questions(self._say_line, self._say_to)
+        self._lessons = Lessons(self._without_seat, self._say_to)
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         self._handlers: dict[str, Callable[[Guest, bytes], None]] = {
             "node": self._state.learn_node,
@@ -87,6 +89,7 @@ class Hub:
             "table": self._state.learn_table,
             "question": questions.on_question,
             "answer": questions.on_answer,
+            "lesson": self._lessons.on_lesson,
             "excluded": self._state.learn_excluded,
             "exclude": self._on_exclude,
             "ping": self._on_ping,
@@ -193,6 +196,12 @@ class Hub:
         for record in (excluded, view.table, *view.failures.values(), view.growth, view.closed):
             if record is not None:
                 writer.write(_line(record))
+        if guest.hello.node_id in self._without_seat():
+            self._lessons.welcome(guest.hello.node_id)
+
+    def _without_seat(self) -> Collection[str]:
+        table = self._state.view.table
+        return [name for name in self._writers if table is None or table.rank_of(name) is None]
 
     def _objection(self, hello: Hello) -> str | None:
         """Why this agent does not belong here."""

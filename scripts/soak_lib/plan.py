@@ -32,7 +32,7 @@ class Deed(enum.Enum):
     AGENT_KILL = "agent-kill"
     """A node's agent alone gets SIGKILL; it is started again."""
     AGENT_STOP = "agent-stop"
-    """A node's agent alone stands still for a while (SIGSTOP), perhaps longer than its lease; its ranks go on until then."""
+    """A node's agent alone stands still for a while (SIGSTOP), perhaps longer than its ranks may go on without it."""
     NODE_LOSS = "node-loss"
     """Everything of a node at once; it is started again."""
     NET_CUT = "net-cut"

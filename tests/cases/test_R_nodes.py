@@ -14,7 +14,7 @@ from cases.nodes import Nodes
 from cases.training import wait_for_ready, write
 from support import procfs
 from support.jobs import Job, Launcher
-from support.waiting import wait_until
+from support.waiting import listens, wait_until
 
 pytestmark = pytest.mark.skipif(etcd_server.find_binary() is None, reason="needs an etcd server")
 UP = """
@@ -42,12 +42,6 @@ def either(request: pytest.FixtureRequest, ftlaunch: Launcher, cluster: etcd_ser
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
     return Nodes(ftlaunch, f"127.0.0.1:{port}", "c10d")
-
-
-def listens(endpoint: str) -> bool:
-    host, _, port = endpoint.partition(",")[0].removeprefix("http://").rpartition(":")
-    with socket.socket() as trial:
-        return trial.connect_ex((host, int(port))) == 0
 
 
 def wait_for(job: Job, text: str) -> None:

@@ -20,13 +20,13 @@ from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import (
     Closed,
     JoinFailed,
-    Lesson,
     MembershipChanged,
     Outcome,
     Parked,
     PeerFailed,
     WorldAgreed,
 )
+from support.spares import taught_early_and_late
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
@@ -150,24 +150,9 @@ def test_surplus_agents_are_parked_in_every_round(job: EtcdSettings) -> None:
 
 
 def test_spares_hear_what_to_import_ahead_and_nobody_else_does(server: EtcdCluster, job: EtcdSettings) -> None:
-    first = Lesson(("torch", "numpy"), {"OMP_NUM_THREADS": "1", "GONE": None})
-    second = Lesson(("torch",), {})
-
     async def scenario() -> None:
         async with agents(job, "a", "b", "early", "late") as (a, b, early, late):
-            a.start()
-            b.start()
-            await world_of(0, a, b)
-            early.start()
-            await early.hear(Parked, 0)
-            a.rendezvous.teach(first)
-            assert await early.hear(Lesson) == first
-            late.start()
-            assert await late.hear(Lesson) == first
-            a.rendezvous.teach(first)
-            a.rendezvous.teach(second)
-            assert [await early.hear(Lesson), await late.hear(Lesson)] == [second, second]
-            assert not [event for event in (*a.heard, *b.heard) if isinstance(event, Lesson)]
+            await taught_early_and_late(a, b, early, late)
             await a.finish(0, Outcome.FAILED, 1)
             assert "modules" not in keys_of(server, job)
 

@@ -34,6 +34,7 @@ from ftlaunch.rendezvous.interface import (
     WorldAgreed,
 )
 from support.partition import cut_off_while_finishing, cut_off_while_running
+from support.spares import taught_early_and_late
 from support.waiting import wait_until
 
 
@@ -303,6 +304,14 @@ def test_a_taken_port_and_a_missing_host_end_in_one_line(job: HubSettings, port:
             a.start()
             failed = await a.hear(JoinFailed)
             assert f"127.0.0.1:{port} cannot be reached: Connection refused" in failed.reason
+
+    asyncio.run(scenario())
+
+
+def test_spares_hear_what_to_import_ahead_and_nobody_else_does(job: HubSettings) -> None:
+    async def scenario() -> None:
+        async with agents(job, "a", "b", "early", "late") as (a, b, early, late):
+            await taught_early_and_late(a, b, early, late)
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import etcd_server
 import pytest
 
 from support.jobs import Job, Launcher
-from support.waiting import wait_until
+from support.waiting import listens, wait_until
 
 pytestmark = pytest.mark.skipif(etcd_server.find_binary() is None, reason="etcd is missing")
 
@@ -32,10 +33,11 @@ def endpoint() -> Iterator[str]:
 class Nodes:
     """Starts agents of one job."""
 
-    def __init__(self, ftlaunch: Launcher, endpoint: str, folder: Path) -> None:
+    def __init__(self, ftlaunch: Launcher, endpoint: str, folder: Path, backend: str = "etcd") -> None:
         self.script = folder / "train.py"
         self._ftlaunch = ftlaunch
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        self._backend = backend
         self._job_id = uuid.uuid4().hex[:8]
 
     def write(self, body: str) -> None:
@@ -43,7 +45,7 @@ class Nodes:
 
     def __call__(self, *options: str, nnodes: str = "2", same_machine: bool = True, nproc: int = 2) -> Job:
         several = ["--allow-multiple-agents-per-node"] if same_machine else []
-        meeting = ["--rdzv-backend", "etcd", "--rdzv-endpoint", self._endpoint, "--rdzv-id", self._job_id]
+        meeting = ["--rdzv-backend", self._backend, "--rdzv-endpoint", self.endpoint, "--rdzv-id", self._job_id]
         conf = ["--rdzv-conf", "node_timeout=3,last_call_timeout=1"]
         return self._ftlaunch(
             *several, *meeting, *conf, "--nnodes", nnodes, "--nproc-per-node", str(nproc), *options, self.script
@@ -53,6 +55,15 @@ class Nodes:
 @pytest.fixture
 def nodes(ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Nodes:
     return Nodes(ftlaunch, endpoint, tmp_path)
+
+
+@pytest.fixture(params=["etcd", "c10d"])
+def either(request: pytest.FixtureRequest, ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Nodes:
+    """Through etcd, and through the first agent."""
+    if request.param == "etcd":
+        return Nodes(ftlaunch, endpoint, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        return Nodes(ftlaunch, f"127.0.0.1:{holder.getsockname()[1]}", tmp_path, "c10d")
 
 
 def up(job: Job, generation: int, ranks: int = 2) -> None:
@@ -94,8 +105,8 @@ def test_R10_surplus_agent_waits_and_takes_the_place_of_a_killed_one(nodes: Node
     assert "rank 3 of 4 generation 1" in spare.out and "rank 0 of 4 generation 1" in stays.out
 
 
-def test_the_standbys_of_a_spare_are_warm_before_it_ever_ran_anything(nodes: Nodes) -> None:
-    nodes.write("""
+def test_the_standbys_of_a_spare_are_warm_before_it_ever_ran_anything(either: Nodes) -> None:
+    either.write("""
 import psutil
 from ftlaunch.heartbeat import beat
 for step in range(10**9):
@@ -103,15 +114,16 @@ for step in range(10**9):
     if GEN == 1: break
     time.sleep(0.02)
 """)
-    agents = [nodes(), nodes()]
-    for agent in agents:
+    first = either()
+    wait_until(lambda: listens(either.endpoint), 20, "where they meet")
+    lost = either()
+    for agent in (first, lost):
         up(agent, 0)
-    spare = nodes()
+    spare = either()
     wait_until(lambda: len(spare.events("standby_ready")) == 2, 60, "both standbys of the spare")
     assert spare.events("standby_ready")[0]["modules"] > 0
-    lost = next(agent for agent in agents if "rank 3" in agent.out)
     lost.signal(signal.SIGKILL)
-    assert [agent.wait(40) for agent in agents if agent is not lost] == [0] and spare.wait(40) == 0
+    assert (first.wait(40), spare.wait(40)) == (0, 0)
     (started,) = spare.events("workers_started")
     assert started["warm"] == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,3 +23,10 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what or condition}")
         never.wait(_PAUSE_S)
+
+
+def listens(endpoint: str) -> bool:
+    """Return whether anybody listens at ``host:port``; of several, the first counts."""
+    host, _, port = endpoint.partition(",")[0].removeprefix("http://").rpartition(":")
+    with socket.socket() as trial:
+        return trial.connect_ex((host, int(port))) == 0

@@ -1,0 +1,26 @@
+"""Simulated spares that are taught what to import ahead, whatever the backend."""
+
+from __future__ import annotations
+
+from etcd_agents import Agent, world_of
+
+from ftlaunch.rendezvous.interface import Lesson, Parked
+
+
+async def taught_early_and_late(a: Agent, b: Agent, early: Agent, late: Agent) -> None:
+    """``early`` is there before ``a`` teaches, ``late`` comes after it; nobody at work hears any of it."""
+    first = Lesson(("torch", "numpy"), {"OMP_NUM_THREADS": "1", "GONE": None})
+    second = Lesson(("torch",), {})
+    a.start()
+    b.start()
+    await world_of(0, a, b)
+    early.start()
+    await early.hear(Parked, 0)
+    a.rendezvous.teach(first)
+    assert await early.hear(Lesson) == first
+    late.start()
+    assert await late.hear(Lesson) == first
+    a.rendezvous.teach(first)
+    a.rendezvous.teach(second)
+    assert [await early.hear(Lesson), await late.hear(Lesson)] == [second, second]
+    assert not [event for event in (*a.heard, *b.heard) if isinstance(event, Lesson)]
