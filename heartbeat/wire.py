@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
     ``environment``: what the script changed in its environment until then (``null``: removed); deflated."""
     TICK = 8
     """Progress noticed by a hook, not told by the script: ``step`` is the number of optimizer steps of this process so
-    far, not the script's own step. Never sent after the first BEAT."""
+    far, not the script's own step. Once the script beats by itself, only in place of beats without a number."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The only module that reads clocks. Everything that decides takes ``now`` as an argument."""
+"""The clocks of the agent, which nothing else in it reads. What decides takes ``now`` as an argument."""
 
 from __future__ import annotations
 

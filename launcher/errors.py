@@ -6,7 +6,7 @@ from ftlaunch.launcher.exit_codes import ExitCode
 
 
 class FtlaunchError(Exception):
-    """Base of what the launcher reports to its user in one line. Caught in ``main``, nowhere else."""
+    """Base of what the launcher reports to its user in one line. ``main`` ends with its code, ``ftctl`` shows it."""
 
     exit_code: int = 1
 

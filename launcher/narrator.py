@@ -31,7 +31,7 @@ PHASES = (
     "workers_started",
     "training_resumed",
 )
-"""The moments of a recovery, as in design and docs."""
+"""The moments of a recovery, as in docs/architecture.md."""
 
 ENDING = frozenset({"failure_detected", "workers_stopped", "gpu_reclaimed"})
 """Those of the old generation; the others are of the next one."""
@@ -277,7 +277,7 @@ def _subject(cause: FailureCause) -> str:
 
 
 def _rank_ends(state: State, stopped: Stopped) -> tuple[RankEnd, ...]:
-    """How each rank ended. A rank that was asked and ended with 0 or by that signal was stopped by us as well."""
+    """How each rank ended. One that was asked to end counts as stopped by us, whatever its code."""
     return tuple(_rank_end(state, worker, stopped) for worker in state.workers.values())
 
 

@@ -1,7 +1,7 @@
 """What the agent asks of a rendezvous, whatever the backend: agree on the members and ranks of the next generation.
 
 Requests return at once; results arrive as events through the callback given to :meth:`Rendezvous.start`, always on the
-agent's event loop. Every event carries the generation it speaks of; the agent drops what is older than its own.
+agent's event loop. An event that speaks of a generation carries its number; the agent drops what is older than its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class World:
     """Restarts that count against the budget so far; what workers see as TORCHELASTIC_RESTART_COUNT."""
     run_id: str
     shared: Mapping[str, Any] = field(default_factory=dict)
-    """What the leader published for all: resume point, module list."""
+    """What the leader made of all offers: the resume point."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Joining:
     slots: int
     counted: bool = True
     offers: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for the leader: complete checkpoints seen here, progress, module list, standby readiness."""
+    """What this node knows for it: its view of the checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ftlaunch.rendezvous.common.clock import boottime
-from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings, Job, describe_node, settings_from
+from ftlaunch.rendezvous.common.node import describe_node
+from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings, Job, settings_from
 from ftlaunch.rendezvous.hub import HubRendezvous, HubSettings
 from ftlaunch.rendezvous.hub import settings_from as hub_settings_from
 from ftlaunch.rendezvous.hub.settings import Meeting

@@ -66,7 +66,7 @@ class InertUnpickler(pickle.Unpickler):
         self.persistent_ids: list[Any] = []
 
     def find_class(self, module_name: str, global_name: str, /) -> type:
-        """A stand-in, whatever is asked for; ``__module__`` and name are kept for those who look at persistent ids."""
+        """A stand-in, whatever is asked for; ``pickled_name`` is there for those who look at persistent ids."""
         known = self.classes.get(global_name)
         if known is None:
             known = type("Inert", (Inert,), {"__slots__": (), "pickled_name": global_name})

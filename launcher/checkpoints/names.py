@@ -10,7 +10,7 @@ UNFINISHED = "-unfinished"
 MAX_DIGITS = 18
 """Longer numbers are hashes or time stamps, and a step has to fit a signed 64-bit field on the wire."""
 
-# A number that is no part of a decimal fraction (loss=0.25). Neighbouring letters are judged in _marks.
+# A number that is no part of a decimal fraction (loss=0.25). Neighbouring letters are judged in _mark.
 _NUMBER = re.compile(r"(?<![0-9])(?<![0-9]\.)([0-9]+)(?![0-9])(?!\.[0-9])")
 _END = r"[=_\-. ]*$"
 _STEP_BEFORE = re.compile(r"(?:^|[^a-z])(?:global[_-]?)?(?:steps?|iters?|iterations?|it|updates?)" + _END, re.I)

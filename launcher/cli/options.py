@@ -55,7 +55,7 @@ class Option:
     group: str
     help: str
     field: str = ""
-    """Path in :class:`launcher.config.Config`; empty when it only steers the command line."""
+    """Path in :class:`ftlaunch.launcher.config.Config`; empty when it only steers the command line."""
     parse: Callable[[str], Any] = values.text
     default: str | None = None
     env: tuple[str, ...] = ()

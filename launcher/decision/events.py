@@ -124,7 +124,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class WorkersGone:
-    """No process of the generation is left. ``own_exits``: codes of ranks that ended by themselves while stopping."""
+    """No process of the generation is left."""
 
     generation: int
 

@@ -102,7 +102,7 @@ def _etcd(config: Config) -> Iterator[Finding]:
 
 
 async def _time_etcd(settings: object) -> tuple[float, float]:
-    """Grant a lease, which is a write, renew it, and give it back. No key is touched."""
+    """Grant a lease, which is a write, and revoke it; how long each takes. No key is touched."""
     from ftlaunch.rendezvous.etcd import library
     from ftlaunch.rendezvous.etcd.client import EtcdClient
 

@@ -1,4 +1,4 @@
-"""``ftctl status`` on a terminal. The only module that imports rich."""
+"""``ftctl status`` on a terminal, drawn with rich."""
 
 from __future__ import annotations
 

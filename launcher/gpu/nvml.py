@@ -1,4 +1,4 @@
-"""The border to NVML: the only module that calls ``pynvml`` (nvidia-ml-py), and it does so in the helper alone.
+"""The helper's border to NVML (``pynvml`` of nvidia-ml-py). Only :mod:`ftlaunch.launcher.host.devices` asks it, too.
 
 Every driver object and error is translated here. A function that this driver or this device lacks gives ``None``,
 never an error: drivers differ by many years.

@@ -1,7 +1,7 @@
 """What a few system calls tell about this node, some 100 µs in all, before anything is loaded to look closer.
 
 Only for file systems that the agent itself uses anyway: elsewhere a call may hang (a dead mount), so those are asked by
-:mod:`.health.storage` in a process of its own.
+:mod:`ftlaunch.launcher.health.storage` in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The directory of one run: where it is, what is in it, and how long it stays.
+"""The directory of one run: where it is and what is in it; how long it stays is in retention.py.
 
 Chosen once: ``--run-dir``, else ``ftlaunch/runs/<id>`` under the user's state directory, else under TMPDIR or /tmp,
 else none at all; never the working directory. Several agents may create, list and prune at the same time.

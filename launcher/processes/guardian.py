@@ -25,6 +25,7 @@ import time
 SWEEP_LIMIT_S = 10.0
 PAUSE_S = 0.02
 LOOK_S = 2.0
+# As in heartbeat/flags.py, which a file that is run by path with -I cannot import.
 GONE_BY, ENDED_AT = 8, 16
 _DOUBLE = struct.Struct("d")
 

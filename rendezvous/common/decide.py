@@ -1,4 +1,4 @@
-"""What the leader does next, and what a node has to hear: pure functions of what stands in etcd.
+"""What the leader does next, and what a node has to hear: pure functions of the job's records.
 
 Nothing here reads a clock, a socket or a file. Each decision comes with its reason in one sentence.
 

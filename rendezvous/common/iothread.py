@@ -1,4 +1,4 @@
-"""The thread in which all talk with etcd happens, on an event loop of its own.
+"""The thread in which all talk with the meeting point happens, on an event loop of its own.
 
 It only carries out calls and brings back results; nothing is decided there. It is a thread because a lease must be
 renewed even while the agent's own loop is held up, say by a log file on a slow disk: the workers are running all the
@@ -22,7 +22,7 @@ class IoThread:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="ftlaunch-etcd", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ftlaunch-rendezvous", daemon=True)
         self._ready = threading.Event()
         self._on_end: list[Callable[[], None]] = []
 
@@ -40,7 +40,7 @@ class IoThread:
         loop = self._loop
         if loop is None or loop.is_closed():
             work.close()
-            raise RuntimeError("the etcd thread has ended")
+            raise RuntimeError("the rendezvous thread has ended")
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:

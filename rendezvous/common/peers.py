@@ -1,6 +1,6 @@
 """Seeing at once that an agent died although its host lives.
 
-Each agent listens on a TCP port that its node key tells. Peers connect, read the agent's node id in one line, and
+Each agent listens on a TCP port that its record tells. Peers connect, read the agent's node id in one line, and
 hold the connection. When the process dies its kernel ends the connection, and then refuses a new one. Both together
 prove that the process is gone. A refusal alone proves nothing: firewalls and routers refuse on behalf of hosts they
 cannot reach. Nor does silence, or a connection that merely broke; then the lease decides.

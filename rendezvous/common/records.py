@@ -1,4 +1,4 @@
-"""What stands in the keys: JSON objects with a version, read with suspicion.
+"""What nodes write for each other: JSON objects with a version, read with suspicion.
 
 A value that this version cannot read raises :class:`RecordError`; who reads decides whether that matters.
 """
@@ -29,7 +29,7 @@ Number = int
 
 
 class RecordError(ValueError):
-    """A value in the job's key space is not what this version writes."""
+    """A record of the job is not what this version writes."""
 
 
 @dataclass(frozen=True)

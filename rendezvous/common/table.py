@@ -16,7 +16,7 @@ from ftlaunch.rendezvous.interface import Member, World
 
 @dataclass(frozen=True)
 class Node:
-    """A living agent as the leader sees it. ``since`` is the etcd revision at which its key was created."""
+    """A living agent as the leader sees it. ``since`` is its place in the order of arrival."""
 
     record: NodeRecord
     since: int

@@ -21,7 +21,8 @@ import urllib.request
 from pathlib import Path
 
 from ftlaunch.rendezvous.common.iothread import IoThread
-from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings, NodeDescription
+from ftlaunch.rendezvous.common.node import NodeDescription
+from ftlaunch.rendezvous.etcd import EtcdRendezvous, EtcdSettings
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import Joining, PeerFailed, WorldAgreed
 
