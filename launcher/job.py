@@ -39,11 +39,12 @@ from ftlaunch.launcher.processes.guard import Guard
 from ftlaunch.launcher.ranks import staleness
 from ftlaunch.launcher.ranks.crew import Crew
 from ftlaunch.launcher.ranks.output import RankOutput
-from ftlaunch.launcher.ranks.plan import DumpFiles, Flags, Lifeline, Plan, Wires, interpreter_argv
+from ftlaunch.launcher.ranks.plan import Plan, interpreter_argv
 from ftlaunch.launcher.ranks.standby import StandbyPool
+from ftlaunch.launcher.ranks.wires import DumpFiles, Flags, Lifeline, Wires
 from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.secrecy import redact
-from ftlaunch.launcher.views.views import Views
+from ftlaunch.launcher.views.live import Views
 from ftlaunch.rendezvous.interface import Member, Publish, RendezvousError, World
 
 if TYPE_CHECKING:

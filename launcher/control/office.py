@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.hearing.peers import Peers
     from ftlaunch.launcher.narrator import Narrator
     from ftlaunch.launcher.ranks.crew import Crew
-    from ftlaunch.launcher.ranks.plan import DumpFiles
+    from ftlaunch.launcher.ranks.wires import DumpFiles
 
 
 class Ear(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ftlaunch.launcher.cli.values import duration
-from ftlaunch.launcher.drill import table
+from ftlaunch.launcher.drill import told
 from ftlaunch.launcher.drill.result import Report
 from ftlaunch.launcher.ftctl._table import columns
 
@@ -66,11 +66,11 @@ def stop_on_signals() -> None:
 def show(report: Report, as_json: bool) -> int:
     """Print the table or the JSON; returns the exit code."""
     if as_json:
-        click.echo(json.dumps(table.as_json(report), indent=2))
+        click.echo(json.dumps(told.as_json(report), indent=2))
     elif sys.stdout.isatty():
         _show_rich(report)
     else:
-        click.echo("\n".join([*columns([table.HEADER, *table.rows(report)]), "", *table.notes(report)]))
+        click.echo("\n".join([*columns([told.HEADER, *told.rows(report)]), "", *told.notes(report)]))
     return 0 if report.ok else 1
 
 
@@ -80,15 +80,15 @@ def _show_rich(report: Report) -> None:
     from rich.text import Text
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in table.HEADER:
+    for name in told.HEADER:
         shown.add_column(name, no_wrap=name == "FAULT", justify="left")
-    for row, finding in zip(table.rows(report), report.findings, strict=True):
+    for row, finding in zip(told.rows(report), report.findings, strict=True):
         style = "green" if finding.ok else "bold red"
         shown.add_row(*(Text(cell) for cell in row[:-1]), Text(row[-1], style=style))
     console = Console()
     console.print(shown)
     console.print()
-    *lines, last = table.notes(report)
+    *lines, last = told.notes(report)
     for line in lines:
         console.print(Text(line, style="red"))
     console.print(Text(last, style="green" if report.ok else "bold red"))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
-from ftlaunch.launcher.ftctl._hints import hints
 from ftlaunch.launcher.ftctl._table import shortened
 from ftlaunch.launcher.history.goodput import Account, Loss, Use
+from ftlaunch.launcher.history.hints import hints
 from ftlaunch.launcher.history.model import Generation, History
 from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.wording import counted, seconds

@@ -29,7 +29,7 @@ from ftlaunch.launcher.hearing.consultation import Consultation
 from ftlaunch.launcher.hearing.peers import Peers
 from ftlaunch.launcher.hearing.stacks import Findings, StackCollector
 from ftlaunch.launcher.processes.process import WorkerProcess
-from ftlaunch.launcher.ranks.plan import DumpFiles
+from ftlaunch.launcher.ranks.wires import DumpFiles
 from ftlaunch.rendezvous.interface import World
 
 Tell = Callable[..., None]

@@ -17,7 +17,7 @@ from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.host import proctree
 from ftlaunch.launcher.processes import bystanders
 from ftlaunch.launcher.processes.process import WorkerProcess
-from ftlaunch.launcher.ranks.plan import DumpFiles
+from ftlaunch.launcher.ranks.wires import DumpFiles
 
 BUDGET_S = 0.5
 PYSPY_TIMEOUT_S = 2.0

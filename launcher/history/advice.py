@@ -1,4 +1,4 @@
-"""What would have helped: a few sentences, each with the number it rests on. Pure."""
+"""What would have helped a whole run: a few sentences, each with the number it rests on. Pure."""
 
 from __future__ import annotations
 

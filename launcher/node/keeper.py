@@ -1,4 +1,4 @@
-"""What outlives every generation on this machine: its GPUs, its health, its shared memory, and why ranks died."""
+"""The heavy part of the node: gives GPUs back, examines the node more closely, clears /dev/shm up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.errors import NodeUnfit
 from ftlaunch.launcher.host.quick_look import all_hidden, driver_present
 from ftlaunch.launcher.node.checkup import Checkup
-from ftlaunch.launcher.node.node import Node, node_environment
+from ftlaunch.launcher.node.node import Node
 from ftlaunch.launcher.node.shm_watch import ShmWatch
 from ftlaunch.launcher.processes.offload import in_thread
+from ftlaunch.launcher.ranks.environment import node_environment
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.agent import Agent
@@ -161,22 +162,22 @@ class NodeKeeper:
     async def _observe(self) -> None:
         """See who uses the GPUs while all ranks live: tenants that came after us are not ours to wait for."""
         gpus, pids = self.gpus, self._node.pids
-        if gpus is None or not gpus.watched or not self._run(pids):
+        if gpus is None or not gpus.watched or not self._still_run(pids):
             return
         try:
-            tree = await in_thread(partial(_tree, pids), _TREE_TIMEOUT_S)
+            tree = await in_thread(partial(_with_descendants, pids), _TREE_TIMEOUT_S)
         except TimeoutError:
             tree = frozenset(pids)
         baseline = gpus.baseline
         samples = await gpus.observe(tree)
-        if not self._run(pids):
+        if not self._still_run(pids):
             # A rank that dies meanwhile leaves the list before its memory is back: nothing was learnt.
             gpus.baseline = baseline
             return
         self._tree = tree
         self._note_devices(samples)
 
-    def _run(self, pids: tuple[int, ...]) -> bool:
+    def _still_run(self, pids: tuple[int, ...]) -> bool:
         """These are still the ranks, and nobody has begun to stop them."""
         return self._node.running and self._node.pids is pids
 
@@ -225,7 +226,7 @@ class NodeKeeper:
         await self._look()
 
 
-def _tree(roots: Collection[int]) -> frozenset[int]:
+def _with_descendants(roots: Collection[int]) -> frozenset[int]:
     """The ranks and all that descends from them; reads the process table."""
     from ftlaunch.launcher.host import proctree
 

@@ -1,4 +1,4 @@
-"""What outlives every generation on this machine: the light part, which finds a node fit without loading anything.
+"""The light part of the node, which knows its ranks and finds it plainly fit without loading anything.
 
 Everything else is :class:`ftlaunch.launcher.node.keeper.NodeKeeper`, loaded when there is a GPU, a check or a disk to
 look at more closely, else beside the first ranks once they are under way.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.host.quick_look import Identity, all_hidden, driver_present, is_clear, shm_identities
-from ftlaunch.launcher.ranks.environment import PRIVATE
+from ftlaunch.launcher.ranks.environment import node_environment
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.agent import Agent
@@ -140,14 +140,6 @@ class WatchedCrew:
     def warm_up(self, lesson: Lesson) -> None:
         """Let standbys import this."""
         self._crew.warm_up(lesson)
-
-
-def node_environment(config: Config) -> dict[str, str]:
-    """What the ranks of this node see together: the launcher's own environment, less GPUs that ``--gpus`` left out."""
-    environment = {name: value for name, value in config.environment.items() if name not in PRIVATE}
-    if config.workers.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.workers.gpus)
-    return environment
 
 
 def _preload() -> None:

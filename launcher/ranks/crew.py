@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ftlaunch.launcher.config import StopConfig
@@ -18,23 +17,10 @@ from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.processes.orphans import reap_adopted
 from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
 from ftlaunch.launcher.processes.teardown import Signs, Teardown
+from ftlaunch.launcher.ranks.plan import Rank
 from ftlaunch.rendezvous.interface import Lesson, World
 
 Post = Callable[[ev.Event], None]
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One place in a generation: what a worker becomes."""
-
-    generation: int
-    rank: int
-    local_rank: int
-    argv: Sequence[str]
-    command: Sequence[str]
-    """The end of ``argv``: kind, target and arguments."""
-    environment: Mapping[str, str]
-    pass_fds: tuple[int, ...] = ()
 
 
 class Output(Protocol):

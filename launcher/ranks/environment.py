@@ -1,4 +1,4 @@
-"""The environment of one worker: what the launcher found, plus torchrun's contract, plus our own few names. Pure."""
+"""The environment of ranks: what the launcher found, plus torchrun's contract, plus our own few names. Pure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,21 @@ PRIVATE = (
 """What belongs to one worker of one agent. A launcher that runs inside a rank must not hand its own on."""
 
 
+def node_environment(config: Config) -> dict[str, str]:
+    """What the ranks of this node see together: the launcher's own environment, less GPUs that ``--gpus`` left out."""
+    environment = _inherited(config)
+    if config.workers.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.workers.gpus)
+    return environment
+
+
 def worker_environment(config: Config, world: World, local_rank: int, *, extra: Mapping[str, str]) -> dict[str, str]:
     """Everything the process of this local rank starts with. ``extra`` is what the agent adds; it wins.
 
     RANK, WORLD_SIZE, MASTER_ADDR and the like are overwritten whatever was inherited; OMP_NUM_THREADS,
     PYTHONUNBUFFERED and TORCH_NCCL_ASYNC_ERROR_HANDLING are the user's where set.
     """
-    environment = {name: value for name, value in config.environment.items() if name not in PRIVATE}
+    environment = _inherited(config)
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if config.workers.omp_threads is not None:
@@ -46,6 +54,10 @@ def worker_environment(config: Config, world: World, local_rank: int, *, extra: 
     environment["FTLAUNCH_RUN_ID"] = world.run_id
     environment.update(extra)
     return environment
+
+
+def _inherited(config: Config) -> dict[str, str]:
+    return {name: value for name, value in config.environment.items() if name not in PRIVATE}
 
 
 def _torchrun_contract(config: Config, world: World, local_rank: int) -> dict[str, str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from ftlaunch.launcher.output.pump import OutputPump
-
-if TYPE_CHECKING:
-    from ftlaunch.launcher.ranks.crew import Rank
+from ftlaunch.launcher.ranks.plan import Rank
 
 
 class RankOutput:

@@ -20,7 +20,7 @@ from ftlaunch.launcher.config import StandbyConfig, StandbyMode
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.host.spare_room import Pace, available_bytes, choose_pace, resident_bytes
 from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
-from ftlaunch.launcher.ranks.crew import Rank
+from ftlaunch.launcher.ranks.plan import Rank
 from ftlaunch.launcher.ranks.staleness import Fingerprint
 
 SETTLE_S = 2.0

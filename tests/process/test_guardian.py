@@ -15,7 +15,7 @@ import pytest
 from ftlaunch.heartbeat import flags
 from ftlaunch.launcher.processes import guardian
 from ftlaunch.launcher.processes.guard import Guard
-from ftlaunch.launcher.ranks.plan import Flags
+from ftlaunch.launcher.ranks.wires import Flags
 from ftlaunch.rendezvous.common.clock import boottime
 from support.waiting import wait_until
 

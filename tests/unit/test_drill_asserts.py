@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher.drill import table
+from ftlaunch.launcher.drill import told
 from ftlaunch.launcher.drill.asserts import (
     Budgets,
     Finding,
@@ -189,10 +189,10 @@ def test_the_table_and_the_verdict() -> None:
     good, bad = look(kill(), GOOD), look(kill(Kind.STOP), life(failure(0.1)))
     steps = StepAccount(True, 60, 60, 3)
     report = Report(Plan((good.fault,), seed=4), (good,), steps, (0,), runs=("/r",))
-    assert report.ok and table.rows(report) == [
+    assert report.ok and told.rows(report) == [
         ("f", "rank 1", "70", "4 ms", "0.21 s", "0.30 s", "5.00 s", "ok"),
     ]
-    assert table.notes(report) == [
+    assert told.notes(report) == [
         "passed: 1 of 1 fault taken as they should be, 60 steps, none lost, 3 repeated since a checkpoint, "
         "nothing left over (seed 4)"
     ]
@@ -204,10 +204,10 @@ def test_the_table_and_the_verdict() -> None:
         ("pid 7 (x)",),
         ("p",),
     )
-    assert not report.ok and [row[-1] for row in table.rows(report)] == ["ok", "FAILED"]
-    assert table.notes(report)[:-1] == ["f: not recovered", "p", "left over: pid 7 (x)", "rank 0: lost"]
-    assert table.notes(report)[-1].startswith("FAILED: 1 of 2 faults")
-    shape = table.as_json(report)
+    assert not report.ok and [row[-1] for row in told.rows(report)] == ["ok", "FAILED"]
+    assert told.notes(report)[:-1] == ["f: not recovered", "p", "left over: pid 7 (x)", "rank 0: lost"]
+    assert told.notes(report)[-1].startswith("FAILED: 1 of 2 faults")
+    shape = told.as_json(report)
     assert shape["ok"] is False and shape["faults"][1]["problems"] == ["not recovered"]
     assert shape["faults"][0]["struck_at_step"] == 70 and shape["left_over"] == ["pid 7 (x)"]
 
@@ -219,9 +219,8 @@ def test_anything_wrong_fails_the_drill(report: Report) -> None:
 
 def test_lines_while_it_goes_on() -> None:
     assert (
-        table.describe(look(kill(), GOOD))
-        == "kill: rank 1 at step 70: detected after 4 ms, training again after 0.30 s"
+        told.describe(look(kill(), GOOD)) == "kill: rank 1 at step 70: detected after 4 ms, training again after 0.30 s"
     )
-    assert table.describe(look(kill(), life(failure(0.1)))) == "kill: rank 1 at step 70: not recovered"
+    assert told.describe(look(kill(), life(failure(0.1)))) == "kill: rank 1 at step 70: not recovered"
     passing = look(Fault(Kind.ETCD_STOP, id="f"), life(), now=9.0)
-    assert table.describe(passing).endswith("the job was not disturbed")
+    assert told.describe(passing).endswith("the job was not disturbed")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ftlaunch.launcher.ftctl.__main__ import run as run_ftctl
-from ftlaunch.launcher.ftctl._hints import hints
 from ftlaunch.launcher.history.goodput import Loss, Use
+from ftlaunch.launcher.history.hints import hints
 from ftlaunch.launcher.history.model import Generation
 from ftlaunch.launcher.journal.incident import FailureCause, Incident, RankEnd, write_incident
 

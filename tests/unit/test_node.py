@@ -18,7 +18,8 @@ from ftlaunch.launcher.errors import NodeUnfit
 from ftlaunch.launcher.evidence.inquiry import Inquiry
 from ftlaunch.launcher.host import quick_look
 from ftlaunch.launcher.node.keeper import NodeKeeper
-from ftlaunch.launcher.node.node import Node, node_environment
+from ftlaunch.launcher.node.node import Node
+from ftlaunch.launcher.ranks.environment import node_environment
 
 COMMAND = CommandConfig(CommandKind.SCRIPT, "train.py")
 PLENTY = "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"

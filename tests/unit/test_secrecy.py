@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ftlaunch.launcher.cli import command_line, values
-from ftlaunch.launcher.node import node
 from ftlaunch.launcher.ranks import environment
 from ftlaunch.launcher.secrecy import hide, redact
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
@@ -68,7 +67,7 @@ def test_what_only_the_rendezvous_needs_is_inherited_by_no_process() -> None:
     environ = {"ETCDCTL_USER": "me:s3cret", "ETCDCTL_PASSWORD": "s3cret", "ETCDCTL_CACERT": "/ca", "HOME": "/h"}
     config = parse(environ, *ETCD)
     world = World(0, (), 0, 0, 1, "m", 1, 0, "x")
-    for found in (environment.worker_environment(config, world, 0, extra={}), node.node_environment(config)):
+    for found in (environment.worker_environment(config, world, 0, extra={}), environment.node_environment(config)):
         assert "s3cret" not in " ".join(found.values()) and found["ETCDCTL_CACERT"] == "/ca" and found["HOME"] == "/h"
     assert dict(config.rendezvous.secrets) == {"ETCDCTL_USER": "me:s3cret", "ETCDCTL_PASSWORD": "s3cret"}
     assert "s3cret" not in repr(config)

@@ -14,7 +14,7 @@ from ftlaunch.launcher.config import CommandConfig, CommandKind, Config
 from ftlaunch.launcher.journal.records import EventLog
 from ftlaunch.launcher.output.console import Console
 from ftlaunch.launcher.say import Say, parse_level
-from ftlaunch.launcher.views.views import Views
+from ftlaunch.launcher.views.live import Views
 
 
 class Sink:
@@ -80,7 +80,7 @@ def test_the_last_line(story: Story, level: str, said: str) -> None:
 
 
 def test_a_long_job_gets_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ftlaunch.launcher.views.views._LONG_S", -1.0)
+    monkeypatch.setattr("ftlaunch.launcher.views.live._LONG_S", -1.0)
     assert len(lines_of([(0, "")])) == len(lines_of([(0, "*")])) == 1
 
 
