@@ -39,10 +39,10 @@ def make_rendezvous(config: Config, publish: Publish) -> Rendezvous:
 
 def common_settings(config: Config) -> Mapping[str, str]:
     """What must be the same on all nodes of a job."""
-    meeting = config.rendezvous
+    settings = config.rendezvous
     return {
         "version": __version__,
-        "nnodes": f"{meeting.min_nodes}:{meeting.max_nodes}",
+        "nnodes": f"{settings.min_nodes}:{settings.max_nodes}",
         "nproc_per_node": str(config.workers.nproc),
         "script": config.command.target,
     }
@@ -51,8 +51,8 @@ def common_settings(config: Config) -> Mapping[str, str]:
 def _local(config: Config, publish: Publish) -> Rendezvous:
     from ftlaunch.rendezvous.local import LocalRendezvous
 
-    meeting = config.rendezvous
-    return LocalRendezvous(meeting.job_id, meeting.master_addr, meeting.master_port, publish)
+    settings = config.rendezvous
+    return LocalRendezvous(settings.job_id, settings.master_addr, settings.master_port, publish)
 
 
 def _etcd(config: Config, publish: Publish) -> Rendezvous:
@@ -60,11 +60,11 @@ def _etcd(config: Config, publish: Publish) -> Rendezvous:
     from ftlaunch.rendezvous.etcd import conf
     from ftlaunch.rendezvous.etcd.backend import EtcdRendezvous
 
-    meeting = config.rendezvous
-    job = conf.Job(meeting.job_id, meeting.min_nodes, meeting.max_nodes, meeting.allow_multiple_agents)
-    settings = conf.settings_from(meeting.endpoint, job, meeting.conf, {**config.environment, **meeting.secrets})
-    node = describe_node(common_settings(config), meeting.node_rank, meeting.local_addr, meeting.master_port)
-    return EtcdRendezvous(settings, node, publish)
+    settings = config.rendezvous
+    job = conf.Job(settings.job_id, settings.min_nodes, settings.max_nodes, settings.allow_multiple_agents)
+    etcd = conf.settings_from(settings.endpoint, job, settings.conf, {**config.environment, **settings.secrets})
+    node = describe_node(common_settings(config), settings.node_rank, settings.local_addr, settings.master_port)
+    return EtcdRendezvous(etcd, node, publish)
 
 
 def _hub(config: Config, publish: Publish) -> Rendezvous:
@@ -72,21 +72,21 @@ def _hub(config: Config, publish: Publish) -> Rendezvous:
     from ftlaunch.rendezvous.hub import HubRendezvous, settings_from
     from ftlaunch.rendezvous.hub.settings import Meeting
 
-    meeting = config.rendezvous
-    host, _, port = meeting.endpoint.rpartition(":")
-    place = Meeting(
-        meeting.backend,
+    settings = config.rendezvous
+    host, _, port = settings.endpoint.rpartition(":")
+    meeting = Meeting(
+        settings.backend,
         host.strip("[]"),
         int(port),
-        meeting.job_id,
-        meeting.min_nodes,
-        meeting.max_nodes,
-        meeting.node_rank,
+        settings.job_id,
+        settings.min_nodes,
+        settings.max_nodes,
+        settings.node_rank,
     )
-    settings = settings_from(place, meeting.conf, meeting.allow_multiple_agents)
+    hub = settings_from(meeting, settings.conf, settings.allow_multiple_agents)
     # A static master port is where the nodes meet; the ranks' store gets a fresh one in each generation.
-    node = describe_node(common_settings(config), meeting.node_rank, meeting.local_addr)
-    return HubRendezvous(settings, node, publish)
+    node = describe_node(common_settings(config), settings.node_rank, settings.local_addr)
+    return HubRendezvous(hub, node, publish)
 
 
 _MAKERS = {"local": _local, "etcd": _etcd, "c10d": _hub, "static": _hub}

@@ -1,1 +1,1 @@
-"""What outlives every generation on this machine: its health, its GPUs, its shared memory."""
+"""What outlives every generation on this machine: is the node fit, are its GPUs back, what is left in /dev/shm."""

@@ -47,6 +47,14 @@ class IoThread:
         """Run on the thread and wait here; cancelling here cancels there."""
         return await asyncio.wrap_future(self.submit(work))
 
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call on the thread what may block, such as a look-up of a name, and wait here."""
+
+        async def called() -> T:
+            return function()
+
+        return await self.run(called())
+
     async def stop(self, timeout_s: float) -> bool:
         """Cancel what runs and end the thread.
 

@@ -232,12 +232,12 @@ class HubRendezvous:
         settings, node = self._settings, self._node
         hosts = settings.is_host
         if hosts is None:
-            hosts = await self._io.run(_ask(lambda: is_own_address(settings.host)))
-        if not self._address and settings.is_host and await self._io.run(_ask(lambda: is_own_address(settings.host))):
+            hosts = await self._io.call(lambda: is_own_address(settings.host))
+        if not self._address and settings.is_host and await self._io.call(lambda: is_own_address(settings.host)):
             self._address = settings.host
         while not self._address:
             try:
-                self._address = await self._io.run(_ask(lambda: address_towards([(settings.host, settings.port)])))
+                self._address = await self._io.call(lambda: address_towards([(settings.host, settings.port)]))
             except SettingsError as error:
                 # A name that does not resolve yet may do so in a moment.
                 self._on_trouble(str(error))
@@ -391,8 +391,3 @@ class HubRendezvous:
             # need us once more, as it could not hear that we had finished.
             log.warning("cannot wait for the other nodes: %s", reason)
             self._at_end.over()
-
-
-async def _ask(question: Callable[[], Any]) -> Any:
-    """Something that may block, for the thread."""
-    return question()
