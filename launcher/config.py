@@ -191,7 +191,7 @@ class LogConfig:
     max_file_bytes: int = 1 << 30
     """Size at which the log file of one stream is set aside as ``.1`` and begun anew."""
     event_log_handler: str = "null"
-    """``console``: events of the run also go to stderr. Anything else: they don't."""
+    """``console``: every event of the run is a line on stderr too. Anything else: it is not."""
 
 
 @dataclass(frozen=True)

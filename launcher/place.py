@@ -28,4 +28,9 @@ def open_place(config: Config, say: Say) -> Place:
     if problem:
         say.warning(problem)
     layout = choose_layout(config.logs.log_dir, run.path if run else None, config.rendezvous.job_id)
-    return Place(run, layout, EventLog(run.events if run else None, say.warning))
+    events = EventLog(run.events if run else None, say.warning)
+    if config.logs.event_log_handler == "console":
+        from ftlaunch.launcher.history.event_line import one_line
+
+        events.observers.append(lambda event: say.notice(one_line(event)))
+    return Place(run, layout, events)

@@ -239,7 +239,8 @@ OPTIONS: tuple[Option, ...] = (
               metavar="TEXT,TEXT"),
     _torchrun("duplicate-stderr-filters", OUTPUT, "The same for stderr.", "logs.stderr_filters",
               parse=values.filters, default="", metavar="TEXT,TEXT"),
-    _torchrun("event-log-handler", OUTPUT, "console shows events of the run on stderr; null: no.",
+    _torchrun("event-log-handler", OUTPUT, "console: every event of the run is a line on stderr too, as ftctl "
+              "events shows it.",
               "logs.event_log_handler", parse=values.one_line, default="null", metavar="NAME"),
     _own("log-file-limit", OUTPUT, "Largest size of one log file; then it is rotated, once.", "logs.max_file_bytes",
          parse=values.size, default="1G", metavar="SIZE"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
-from ftlaunch.launcher.ftctl._table import shortened
+from ftlaunch.launcher.history.wording import shortened
 
 _GAP = "  "
 _DROPPED = ("LAST CAUSE", "PID", "FAILED", "MEMORY", "NODE", "RATE", "SECTION")

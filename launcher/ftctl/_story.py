@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
-from ftlaunch.launcher.ftctl._table import shortened
 from ftlaunch.launcher.history.goodput import Account, Loss, Use
 from ftlaunch.launcher.history.hints import hints
 from ftlaunch.launcher.history.model import Generation, History
 from ftlaunch.launcher.history.summary import summary_line
-from ftlaunch.launcher.history.wording import counted, seconds
+from ftlaunch.launcher.history.wording import counted, seconds, shortened
 from ftlaunch.launcher.journal.failure_report import clean, describe_code
 from ftlaunch.launcher.journal.incident import FailureCause, RankEnd
 

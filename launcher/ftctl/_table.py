@@ -13,9 +13,3 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     return [_GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def shortened(text: str, width: int) -> str:
-    """One line of at most ``width`` characters, without control characters."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= width else line[: width - 1] + "…"

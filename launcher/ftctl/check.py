@@ -20,8 +20,7 @@ from ftlaunch.launcher.ftctl._check_network import check_network
 from ftlaunch.launcher.ftctl._check_node import check_node
 from ftlaunch.launcher.ftctl._check_settings import check_settings
 from ftlaunch.launcher.ftctl._finding import Finding, Level, error, ok
-from ftlaunch.launcher.ftctl._table import shortened
-from ftlaunch.launcher.history.wording import counted
+from ftlaunch.launcher.history.wording import counted, shortened
 from ftlaunch.launcher.journal.failure_report import clean
 
 _WORDS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}

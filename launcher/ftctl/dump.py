@@ -14,7 +14,7 @@ from ftlaunch.heartbeat.watching.suspects import RankEvidence, group_ranks
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, names_a_run
-from ftlaunch.launcher.ftctl._table import shortened
+from ftlaunch.launcher.history.wording import shortened
 from ftlaunch.launcher.journal.failure_report import clean
 
 _KERNEL_WIDTH = 200

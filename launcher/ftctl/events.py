@@ -12,13 +12,11 @@ import click
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._follow import follow_lines
 from ftlaunch.launcher.ftctl._runs import find_run
-from ftlaunch.launcher.ftctl._table import shortened
+from ftlaunch.launcher.history.event_line import one_line
 from ftlaunch.launcher.journal.records import EVENTS_FILE, parse_event, read_events
 from ftlaunch.launcher.journal.rundir import is_running
 
-_HEAD = frozenset({"time", "monotonic", "event", "generation", "rank", "reason"})
 _LAST_EVENT = "job_finished"
-_VALUE_WIDTH = 120
 
 
 @click.command()
@@ -37,24 +35,6 @@ def command(run: str | None, follow: bool, as_json: bool, names: tuple[str, ...]
                 click.echo(json.dumps(event) if as_json else one_line(event))
     except OSError as error:
         raise NotFound(f"cannot read {path}: {error.strerror}") from None
-
-
-def one_line(event: Mapping[str, Any]) -> str:
-    """Time, generation, rank, name, reason, and what else the event tells."""
-    generation, rank = event.get("generation"), event.get("rank")
-    parts = [
-        str(event.get("time", ""))[:23].ljust(23),
-        f"gen {'-' if generation is None else generation}".ljust(7),
-        f"rank {'-' if rank is None else rank}".ljust(9),
-        str(event["event"]).ljust(20),
-        shortened(str(event.get("reason") or ""), 2 * _VALUE_WIDTH),
-        *(f"{key}={_value(value)}" for key, value in event.items() if key not in _HEAD and value not in (None, "")),
-    ]
-    return " ".join(parts).rstrip()
-
-
-def _value(value: Any) -> str:
-    return shortened(value if isinstance(value, str) else json.dumps(value), _VALUE_WIDTH)
 
 
 def _follow(folder: Path, path: Path) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,8 @@ from dataclasses import asdict
 import click
 
 from ftlaunch.launcher.ftctl._runs import RunSummary, all_runs, summarise
-from ftlaunch.launcher.ftctl._table import columns, shortened
+from ftlaunch.launcher.ftctl._table import columns
+from ftlaunch.launcher.history.wording import shortened
 
 _COMMAND_WIDTH = 50
 _CAUSE_WIDTH = 60

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and names for what time went for."""
+"""Numbers and text as people read them, and names for what time went for."""
 
 from __future__ import annotations
 
@@ -60,3 +60,9 @@ def bare_percent(share: float) -> str:
 def counted(count: int, singular: str, plural: str = "") -> str:
     """``1 step``, ``2 steps``"""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def shortened(text: str, width: int) -> str:
+    """One line of at most ``width`` characters, without control characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= width else line[: width - 1] + "…"

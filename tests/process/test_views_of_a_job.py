@@ -60,7 +60,9 @@ def test_a_job_with_a_fault(ftlaunch: Launcher, tmp_path: Path, capsys: pytest.C
     assert status == 200
     assert '\nftlaunch_restarts_total{cause="SIGKILL"} 1.0\n' in text
     assert re.search(r'\nftlaunch_phase_seconds_count\{phase="workers_stopped"\} 1\.0\n', text)
-    assert len(re.findall(r'\nftlaunch_beat_age_seconds\{rank="[01]"\} ', text)) == 2
+    # The step is the farthest of both ranks; the other one may not have begun yet.
+    ages = re.compile(r'\nftlaunch_beat_age_seconds\{rank="[01]"\} ')
+    wait_until(lambda: len(ages.findall(get(f"{metrics}/metrics")[1])) == 2, 30, "the ages of both ranks")
     assert get(f"{health}/healthz") == (200, "ok\n")
     status, answer = get(f"{health}/readyz")
     assert (status, json.loads(answer)["ready"], json.loads(answer)["step"]) == (200, True, 40)
@@ -131,6 +133,21 @@ def test_a_short_job_that_went_well_says_nothing(ftlaunch: Launcher, tmp_path: P
     job = ftlaunch("--standby", "off", "--log-level", "INFO", script)
     assert job.wait() == 0
     assert re.search(r"^\[ftlaunch\] ran [\d.]+ m?s, no restart, goodput not known: no beat was heard$", job.err, re.M)
+
+
+def test_events_are_shown_on_stderr_when_the_console_handles_them(
+    ftlaunch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('done')")
+    quiet = ftlaunch("--standby", "off", "--event-log-handler", "null", script)
+    job = ftlaunch("--standby", "off", "--event-log-handler", "console", script)
+    assert (quiet.wait(), job.wait()) == (0, 0)
+    assert ftctl.run(["events", str(job.run_dir)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert job.err.splitlines() == [f"[ftlaunch] {line}" for line in shown]
+    assert len(shown) == len(job.events()) and any(" job_finished " in line for line in shown)
+    assert quiet.err == ""
 
 
 def test_a_port_that_cannot_be_had_costs_a_line_and_not_the_job(ftlaunch: Launcher, tmp_path: Path) -> None:
