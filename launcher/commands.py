@@ -79,7 +79,7 @@ class Desk:
     def __init__(self, office: Office) -> None:
         self._office = office
         self._began_at = clock.monotonic()
-        self._stacks = StackCollector(office.dumps)
+        self._stacks = StackCollector(office.dumps, office.config.environment)
         self._dumping = asyncio.Lock()
         self._cluster = cluster.Cluster(office.peers, self._describe)
         office.peers.serve(_STOP, self._stop_too)

@@ -195,7 +195,7 @@ def _directories(config: Config) -> Iterator[Finding]:
     if not wanted:
         return
     try:
-        answers = asyncio.run(ask_paths(list(wanted), _STORAGE_TIMEOUT_S))
+        answers = asyncio.run(ask_paths(list(wanted), _STORAGE_TIMEOUT_S, config.environment))
     except SpawnError as problem:
         yield warning("storage", f"could not be asked: {problem}")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +33,7 @@ class PathFacts:
     read_only: bool = False
 
 
-async def ask_paths(
-    paths: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
-) -> tuple[PathFacts, ...]:
+async def ask_paths(paths: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> tuple[PathFacts, ...]:
     """Ask for free space at each path, or at its nearest existing parent; about 30 ms, at most ``timeout_s`` + 1 s.
 
     Raises :class:`~ftlaunch.launcher.errors.SpawnError` when no process can be started.
@@ -44,7 +41,7 @@ async def ask_paths(
     if not paths:
         return ()
     argv = [sys.executable, "-I", "-S", str(_PROBE), *paths]
-    finished = await run_bounded(argv, environment or os.environ, timeout_s, keep_bytes=_ANSWER_BYTES)
+    finished = await run_bounded(argv, environment, timeout_s, keep_bytes=_ANSWER_BYTES)
     answers = {facts.path: facts for facts in _parse(finished.tail)}
     return tuple(answers.get(path, PathFacts(path, answered=False)) for path in paths)
 

@@ -67,7 +67,7 @@ class Hearing:
         self._config = config
         self._tell = tell
         self._listener = Listener(self.endpoint.receiver, self._belongs)
-        self._stacks = StackCollector(dumps)
+        self._stacks = StackCollector(dumps, environment)
         self._workers: Sequence[WorkerProcess] = ()
         self._post: Callable[[ev.Event], None] = lambda event: None
         self._audience: Audience | None = None

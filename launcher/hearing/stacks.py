@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -44,8 +43,10 @@ class StackCollector:
     A rank that cannot answer (stopped, or not Python started by us) is looked at with py-spy, where that is installed.
     """
 
-    def __init__(self, dumps: DumpFiles) -> None:
+    def __init__(self, dumps: DumpFiles, environment: Mapping[str, str]) -> None:
+        """``environment``: what py-spy inherits, and where it is looked for."""
         self._dumps = dumps
+        self._environment = environment
 
     async def collect(self, alive: Alive, known: Mapping[int, RankEvidence]) -> Findings:
         """The suspect, and blocks of text: who it is, each group of identical stacks, every rank's state.
@@ -55,7 +56,7 @@ class StackCollector:
         texts = await self.dump(alive)
         snapshots = {rank: parse_faulthandler(stackdump.without_our_frames(text)) for rank, text in texts.items()}
         missing = [rank for rank, snapshot in snapshots.items() if not snapshot.main]
-        snapshots.update(await _ask_pyspy({rank: alive[rank][1].pid for rank in missing}))
+        snapshots.update(await self._ask_pyspy({rank: alive[rank][1].pid for rank in missing}))
         evidence = [_complete(one, alive, snapshots) for _, one in sorted(known.items())]
         suspicion = suspects.suspect(evidence)
         blocks = tuple(suspects.render(suspicion, evidence))
@@ -75,6 +76,14 @@ class StackCollector:
             # A signal handler in another process tells nobody when it is done; its text does.
             await asyncio.sleep(_PAUSE_S)
         return {rank: self._text(asked[rank]) if rank in asked else "" for rank in alive}
+
+    async def _ask_pyspy(self, pids: Mapping[int, int]) -> dict[int, StackSnapshot]:
+        program = shutil.which("py-spy", path=self._environment.get("PATH")) if pids else None
+        if program is None:
+            return {}
+        asked = (_look_with_pyspy(program, pid, self._environment) for pid in pids.values())
+        found = dict(zip(pids, await asyncio.gather(*asked), strict=True))
+        return {rank: snapshot for rank, snapshot in found.items() if snapshot.main}
 
     def _complete(self, local_rank: int) -> bool:
         return stackdump.is_complete(self._text(local_rank))
@@ -97,19 +106,10 @@ def _complete(one: RankEvidence, alive: Alive, snapshots: Mapping[int, StackSnap
     )
 
 
-async def _ask_pyspy(pids: Mapping[int, int]) -> dict[int, StackSnapshot]:
-    program = shutil.which("py-spy") if pids else None
-    if program is None:
-        return {}
-    asked = (_look_with_pyspy(program, pid) for pid in pids.values())
-    found = dict(zip(pids, await asyncio.gather(*asked), strict=True))
-    return {rank: snapshot for rank, snapshot in found.items() if snapshot.main}
-
-
-async def _look_with_pyspy(program: str, pid: int) -> StackSnapshot:
+async def _look_with_pyspy(program: str, pid: int, environment: Mapping[str, str]) -> StackSnapshot:
     argv = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        done = await bystanders.run_bounded(argv, os.environ, PYSPY_TIMEOUT_S, keep_bytes=_PYSPY_BYTES)
+        done = await bystanders.run_bounded(argv, environment, PYSPY_TIMEOUT_S, keep_bytes=_PYSPY_BYTES)
     except SpawnError:
         return StackSnapshot()
     return parse_pyspy(done.tail.decode("utf-8", "replace")) if done.exit_code == 0 else StackSnapshot()

@@ -111,12 +111,12 @@ def test_paths_are_asked_where_they_would_be_created(tmp_path: Path) -> None:
     missing = str(tmp_path / "not" / "yet" / "there")
     odd = tmp_path / "new\nline €"
     odd.mkdir()
-    facts = run(ask_paths([missing, str(odd), "/dev/shm"], 20.0))
+    facts = run(ask_paths([missing, str(odd), "/dev/shm"], 20.0, ENVIRONMENT))
     space = os.statvfs(tmp_path)
     assert [each.path for each in facts] == [missing, str(odd), "/dev/shm"]
     assert all(each.answered and not each.error and each.total > 0 for each in facts)
     assert facts[0].total == facts[1].total == space.f_blocks * space.f_frsize
-    assert run(ask_paths([], 1.0)) == ()
+    assert run(ask_paths([], 1.0, ENVIRONMENT)) == ()
 
 
 def test_a_path_that_never_answers_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_path_that_never_answers_does_not_hide_the_others(tmp_path: Path, monk
         )
     )
     monkeypatch.setattr(storage, "_PROBE", probe)
-    dead, alive = run(ask_paths(["/dead", "/dev/shm"], 1.5))
+    dead, alive = run(ask_paths(["/dead", "/dev/shm"], 1.5, ENVIRONMENT))
     assert dead == PathFacts("/dead", answered=False)
     assert alive.answered and alive.total > 0
 

@@ -117,6 +117,33 @@ def test_no_secret_is_left_where_it_does_not_belong(ftlaunch: Launcher, guarded:
     assert log.read_text() and not leaks(log.read_bytes())
 
 
+PY_SPY = """#!/bin/sh
+tr '\\0' '\\n' </proc/$$/environ >"$0.environ"
+"""
+STOPPED = """
+import os, signal
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_py_spy_inherits_no_secret(ftlaunch: Launcher, guarded: EtcdCluster, tmp_path: Path) -> None:
+    script, program = tmp_path / "train.py", tmp_path / "bin" / "py-spy"
+    script.write_text(STOPPED)
+    program.parent.mkdir()
+    program.write_text(PY_SPY)
+    program.chmod(0o755)
+    options = ["--rdzv-backend", "etcd", "--rdzv-endpoint", guarded.endpoints, "--rdzv-id", uuid.uuid4().hex[:8]]
+    environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "FOR_THE_SCRIPT": SET}
+    credentials = {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": ETCD}
+    job = ftlaunch(*options, "--max-restarts", "0", "--standby", "off", script, env={**environment, **credentials})
+    assert job.wait() != 0
+    (failure,) = job.events("failure_detected")
+    assert failure["kind"] == "stall"
+    inherited = Path(f"{program}.environ").read_bytes()
+    assert SET.encode() in inherited, "it gets the rest"
+    assert b"ETCDCTL_" not in inherited and not leaks(inherited, (ETCD,))
+
+
 def test_dry_runs_show_no_secret(ftlaunch: Launcher, guarded: EtcdCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")
