@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_lib import contenders as who
-from bench_lib import measure, nodes, scale
+from bench_lib import measure, nodes, recovery, scale
 from bench_lib.contenders import ROOT, Contender
+from bench_lib.nodes import DRILL
 from bench_lib.runner import Failed, Running, start
 from bench_lib.settings import Figures, Settings
-from drills import recovery
 from support import hosts
 from support.waiting import wait_until
 
-DRILL = ROOT / "tests" / "drills" / "train_ddp.py"
 WORKLOADS = ROOT / "scripts" / "workloads"
 GOODPUT_FAULTS = "310:kill,720:raise,1130:kill,1460:freeze,1840:kill"
 GOODPUT_STEPS = 2000

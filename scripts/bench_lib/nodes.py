@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bench_lib import recovery
 from bench_lib.contenders import FTLAUNCH, ROOT, Contender
 from bench_lib.runner import Failed, Running, start
 from bench_lib.settings import Figures, Settings
-from drills import recovery
 from support import procfs
 from support.hosts import INTERFACE, Hosts
 from support.waiting import wait_until
 
-DRILL = ROOT / "tests" / "drills" / "train_ddp.py"
+DRILL = ROOT / "tests" / "workloads" / "train_ddp.py"
 PHASES = {
     "failure_detected": "known",
     "workers_stopped": "stopped",

@@ -16,12 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from etcd_server import find_binary
-
 from ftlaunch.launcher.ftctl._table import columns
 from soak_lib.plan import Strike, describe, draw
 from soak_lib.run import Soak
 from soak_lib.watch import Check
+from support.etcd import find_binary
 
 _SEEDS = 1_000_000
 

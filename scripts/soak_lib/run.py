@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from etcd_server import EtcdCluster, etcd
-
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill.machinery import Agent, wait_for
 from ftlaunch.launcher.drill.steps import account, parse_ledger
@@ -22,6 +20,7 @@ from soak_lib import watch
 from soak_lib.plan import NODES, RANKS, Strike
 from soak_lib.stage import EVERY, SCRIPT, Stage
 from soak_lib.watch import Check, Gauges, Generations
+from support.etcd import EtcdCluster, etcd
 
 _START_S, _STUCK_S, _END_S, _LEFT_S = 90.0, 240.0, 240.0, 5.0
 _TRIGGER_S = 8.0

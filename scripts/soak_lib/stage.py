@@ -11,8 +11,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from etcd_server import EtcdCluster, Member
-
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill import injector, machinery
 from ftlaunch.launcher.drill.board import VARIABLE, open_board
@@ -20,9 +18,10 @@ from ftlaunch.launcher.drill.machinery import MARK, Agent, Child, Link
 from ftlaunch.launcher.drill.plan import Fault, Kind
 from ftlaunch.launcher.host import proctree
 from soak_lib.plan import MEMBERS, NODES, RANKS, Deed, Strike
+from support.etcd import EtcdCluster, Member
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tests" / "drills" / "train_exact.py"
+SCRIPT = ROOT / "tests" / "workloads" / "train_exact.py"
 ENDLESS, EVERY, STEP_S = 10**9, 25, 0.02
 """Steps until told otherwise, steps between two checkpoints, pause in each step."""
 NODE_TIMEOUT_S = 5.0

@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from cases.training import TWO, wait_for_ready, write
 from support import procfs
 from support.jobs import Launcher
+from support.scripts import TWO, wait_for_ready, write
 from support.waiting import wait_until
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import TWO, need_pid_namespace, wait_for_ready, write
 from support import procfs
 from support.jobs import Launcher
+from support.scripts import TWO, need_pid_namespace, wait_for_ready, write
 
 
 @pytest.mark.parametrize(("scope", "child"), [("leader", "None"), ("group", "-15")])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import TWO, wait_for_ready, write
 from support import cgroups
 from support.jobs import Launcher
+from support.scripts import TWO, wait_for_ready, write
 from support.waiting import wait_until
 
 ONCE = ("--max-restarts", "0")

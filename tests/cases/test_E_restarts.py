@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import TWO, write
 from support.jobs import Launcher
+from support.scripts import TWO, write
 
 
 @pytest.mark.parametrize(

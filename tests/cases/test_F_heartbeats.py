@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import BEATING, TWO, write
 from support.jobs import Launcher
+from support.scripts import BEATING, TWO, write
 
 
 @pytest.fixture

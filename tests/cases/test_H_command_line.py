@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cases.training import TWO, write
 from support.jobs import Launcher
+from support.scripts import TWO, write
 from support.waiting import wait_until
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import etcd_server
 import pytest
 
-from cases.nodes import Nodes
-from cases.training import TWO, write
 from support.checkpoint_files import torch_file
+from support.etcd import etcd, find_binary
 from support.jobs import Launcher
+from support.nodes import Nodes
+from support.scripts import TWO, write
 
 
 def test_J1_the_newest_complete_checkpoint_is_handed_to_all_ranks(ftlaunch: Launcher, tmp_path: Path) -> None:
@@ -55,14 +55,14 @@ def test_J1_a_fresh_start_that_fails_is_not_blamed_on_a_checkpoint(ftlaunch: Lau
     assert len(job.events("workers_started")) == 1 and "loading" not in job.err
 
 
-@pytest.mark.skipif(etcd_server.find_binary() is None, reason="needs an etcd server")
+@pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 def test_J3_all_nodes_resume_from_the_newest_step_that_each_of_them_has(ftlaunch: Launcher, tmp_path: Path) -> None:
     """Each by the path that it has on that node."""
     script = write(tmp_path, "say(os.environ['FTLAUNCH_RESUME_STEP'], os.environ['FTLAUNCH_RESUME_FROM'])")
     for name, steps in (("a", (5, 6)), ("b", (5, 6, 7))):
         for step in steps:
             torch_file(tmp_path / name / f"step_{step}.pt")
-    with etcd_server.etcd() as cluster:
+    with etcd() as cluster:
         nodes = Nodes(ftlaunch, cluster.endpoints)
         local = ("--checkpoint-storage", "local", "--checkpoint-dir")
         jobs = [nodes("2", *local, tmp_path / name, script) for name in "ab"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import TWO, write
 from support.jobs import Launcher
+from support.scripts import TWO, write
 
 
 def test_L1_bytes_that_are_no_text_stop_nothing(ftlaunch: Launcher, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cases.training import TWO, write
 from ftlaunch.rendezvous import ports
 from support.jobs import Launcher
+from support.scripts import TWO, write
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,16 +7,16 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import etcd_server
 import pytest
 
-from cases.nodes import Nodes
-from cases.training import wait_for_ready, write
 from support import procfs
+from support.etcd import EtcdCluster, etcd, find_binary
 from support.jobs import Job, Launcher
+from support.nodes import Nodes
+from support.scripts import wait_for_ready, write
 from support.waiting import listens, wait_until
 
-pytestmark = pytest.mark.skipif(etcd_server.find_binary() is None, reason="needs an etcd server")
+pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 UP = """
 WORLD = int(os.environ["WORLD_SIZE"])
 say("up", RANK, "of", WORLD, "in", GEN, "at", os.environ["MASTER_ADDR"])
@@ -24,18 +24,18 @@ say("up", RANK, "of", WORLD, "in", GEN, "at", os.environ["MASTER_ADDR"])
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[etcd_server.EtcdCluster]:
-    with etcd_server.etcd() as started:
+def cluster() -> Iterator[EtcdCluster]:
+    with etcd() as started:
         yield started
 
 
 @pytest.fixture
-def nodes(ftlaunch: Launcher, cluster: etcd_server.EtcdCluster) -> Nodes:
+def nodes(ftlaunch: Launcher, cluster: EtcdCluster) -> Nodes:
     return Nodes(ftlaunch, cluster.endpoints)
 
 
 @pytest.fixture(params=["etcd", "c10d"])
-def either(request: pytest.FixtureRequest, ftlaunch: Launcher, cluster: etcd_server.EtcdCluster) -> Nodes:
+def either(request: pytest.FixtureRequest, ftlaunch: Launcher, cluster: EtcdCluster) -> Nodes:
     """Through etcd, and through the first agent."""
     if request.param == "etcd":
         return Nodes(ftlaunch, cluster.endpoints)
@@ -80,7 +80,7 @@ def test_R11_R7_a_late_node_is_taken_in_and_never_finds_the_job_closed(nodes: No
 
 
 def test_R14_a_finished_node_may_vanish_while_it_waits_for_the_others(
-    nodes: Nodes, cluster: etcd_server.EtcdCluster, tmp_path: Path
+    nodes: Nodes, cluster: EtcdCluster, tmp_path: Path
 ) -> None:
     """Its ranks were done: the code of the others is theirs."""
     script = write(tmp_path, UP + "if RANK == 2:\n    while not os.path.exists(sys.argv[1]): time.sleep(0.01)")

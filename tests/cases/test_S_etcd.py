@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cases.training import TWO, write
 from support.jobs import Launcher
+from support.scripts import TWO, write
 
 
 def test_S1_a_broken_client_does_not_disturb_who_needs_none(ftlaunch: Launcher, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import cases_table
+import write_cases
 
 WANTED = {
     *("A1", "A2", "A3", "A5", "A6", "A7", "A9", "B1", "B2"),
@@ -15,8 +15,8 @@ WANTED = {
     *("S1", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10"),
     *("L1", "L3", "L4", "L5", "H1", "H3", "H4", "H5", "H6", "J1", "J3"),
 }
-CASES = cases_table.read_cases()
-TESTS = set(cases_table.all_tests())
+CASES = write_cases.read_cases()
+TESTS = set(write_cases.all_tests())
 
 
 def test_every_case_has_a_test_and_every_test_is_there() -> None:
@@ -27,7 +27,7 @@ def test_every_case_has_a_test_and_every_test_is_there() -> None:
 
 def test_a_difference_is_explained_and_a_report_can_be_looked_up() -> None:
     for case in CASES:
-        assert case.result in cases_table.RESULTS, case
+        assert case.result in write_cases.RESULTS, case
         assert case.note or case.result not in ("differs", "part"), case
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", case.link), case
         assert case.reported.endswith(".") and "|" not in case.reported + case.note, case
@@ -43,5 +43,5 @@ def test_tests_of_this_folder_are_named_after_their_case() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = Path(cases_table.TARGET).read_text(encoding="utf-8")
-    assert page == cases_table.text(CASES), "run: .venv/bin/python scripts/cases_table.py"
+    page = Path(write_cases.TARGET).read_text(encoding="utf-8")
+    assert page == write_cases.text(CASES), "run: .venv/bin/python scripts/write_cases.py"

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.slow
 
-SAVER = Path(__file__).with_name("dcp_saver.py")
+SAVER = Path(__file__).parent.parent / "workloads" / "die_in_dcp_save.py"
 
 
 def state() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from support import cuda
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 
-DRILL = Path(__file__).parent.parent / "drills" / "train_ddp.py"
+DRILL = Path(__file__).parent.parent / "workloads" / "train_ddp.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from support.jobs import Launcher
 
-SCRIPT = Path(__file__).parent.parent / "drills" / "train_exact.py"
+SCRIPT = Path(__file__).parent.parent / "workloads" / "train_exact.py"
 STEPS = int(os.environ.get("EXACT_STEPS", "400"))
 COUNT = int(os.environ.get("EXACT_FAULT_COUNT", "6"))
 EVERY = 25

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drills import recovery
+from bench_lib import recovery
 from support.jobs import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def test_drill_with_three_faults_does_all_steps(ftlaunch: Launcher, tmp_path: Pa
         "DRILL_CKPT_EVERY": "10",
         "DRILL_FAULTS": "15:kill,35:raise,55:kill",
     }
-    job = ftlaunch("--nproc-per-node", "2", ROOT / "tests" / "drills" / "train_ddp.py", env=settings)
+    job = ftlaunch("--nproc-per-node", "2", ROOT / "tests" / "workloads" / "train_ddp.py", env=settings)
     assert job.wait(250) == 0, job.err
     story = recovery.events(tmp_path)
     assert recovery.done(story) == {0, 1}

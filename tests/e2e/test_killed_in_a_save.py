@@ -28,7 +28,7 @@ from support.waiting import wait_until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-DRILLS = Path(__file__).parent.parent / "drills"
+WORKLOADS = Path(__file__).parent.parent / "workloads"
 EVERY = 3
 PATIENCE_S = 200.0
 UNFINISHED = "has no .metadata: the save did not finish"
@@ -72,7 +72,7 @@ class Stage:
     def __init__(self, ftlaunch: Launcher, folder: Path, steps: int, *script: str) -> None:
         self._ftlaunch = ftlaunch
         self._folder = folder
-        self._script = (DRILLS / script[0], *script[1:])
+        self._script = (WORKLOADS / script[0], *script[1:])
         self.steps = steps
         self.dice = random.Random(int(os.environ.get("SAVE_SEED", "20261129")))
 

@@ -6,15 +6,15 @@ import json
 import os
 from pathlib import Path
 
-import etcd_server
 import pytest
 
+from support.etcd import find_binary
 from support.jobs import Launcher
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(etcd_server.find_binary() is None, reason="etcd is missing"),
+    pytest.mark.skipif(find_binary() is None, reason="etcd is missing"),
 ]
 MINUTES = "0.7"
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import etcd_server
 import pytest
 
 from support import procfs
+from support.etcd import find_binary
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 
@@ -164,7 +164,7 @@ def test_endless_jobs_are_stopped_when_all_is_done(ftctl: Launcher) -> None:
     assert [fault["ok"] for fault in shape["faults"]] == [True, True] and shape["exit_codes"] in ([143], [0])
 
 
-@pytest.mark.skipif(etcd_server.find_binary() is None, reason="no etcd here")
+@pytest.mark.skipif(find_binary() is None, reason="no etcd here")
 def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
     faults = [
         *("--fault", "kill:rank=3,step=15"),
@@ -173,7 +173,7 @@ def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
         *("--fault", "agent-kill:node=1"),
     ]
     arguments = ("--nodes", "2", *faults, "--margin", "5s", "--recover", "30s", "--stop-when-done", "--json")
-    launcher_env = {"ETCD_BINARY": str(etcd_server.find_binary())}
+    launcher_env = {"ETCD_BINARY": str(find_binary())}
     job = ftctl("drill", *arguments, "--nproc-per-node=2", TINY, *SAVE, "--steps", "200000", env=launcher_env)
     shape = result(job)
     assert [(fault["kind"], fault["ok"]) for fault in shape["faults"]] == [

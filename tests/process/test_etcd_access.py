@@ -12,12 +12,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from etcd_agents import Agent, agents, world_of
-from etcd_server import Certificates, EtcdCluster, etcd, find_binary, make_certificates
 
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.settings import Credentials, Tls, parse_endpoints
 from ftlaunch.rendezvous.interface import JoinFailed, Outcome, PeerFailed, SettingsError, WorldAgreed
+from support.agents import Agent, agents, world_of
+from support.etcd import Certificates, EtcdCluster, etcd, find_binary, make_certificates
 
 pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 _jobs = count()

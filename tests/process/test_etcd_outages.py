@@ -12,15 +12,15 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from etcd_agents import Agent, agents, until, world_of
-from etcd_server import EtcdCluster, etcd, find_binary
-from tcp_proxy import proxy
 
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed, WorldAgreed
+from support.agents import Agent, agents, until, world_of
+from support.etcd import EtcdCluster, etcd, find_binary
 from support.partition import cut_off_while_finishing, cut_off_while_running
+from support.proxy import proxy
 
 pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 _jobs = count()

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from etcd_agents import agents, programs, until, world_of
-from etcd_server import EtcdCluster, etcd, find_binary
 
 from ftlaunch.rendezvous.common.peers import Doorbell, Proof, next_in_ring, probe, visit, watch_over
 from ftlaunch.rendezvous.common.records import Seat
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost
+from support.agents import agents, programs, until, world_of
+from support.etcd import EtcdCluster, etcd, find_binary
 from support.waiting import wait_until
 
 needs_etcd = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")

@@ -10,8 +10,6 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
-from etcd_agents import agents, programs, until, world_of
-from etcd_server import EtcdCluster, etcd, find_binary
 
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.etcd import EtcdSettings
@@ -26,6 +24,8 @@ from ftlaunch.rendezvous.interface import (
     PeerFailed,
     WorldAgreed,
 )
+from support.agents import agents, programs, until, world_of
+from support.etcd import EtcdCluster, etcd, find_binary
 from support.spares import taught_early_and_late
 from support.waiting import wait_until
 

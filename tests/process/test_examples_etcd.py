@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from etcd_server import find_binary
 
-from cases.training import BEATING, HEAD
+from support.etcd import find_binary
 from support.jobs import Launcher
 from support.manifests import KUBERNETES, SCRIPT, documents, trainers
+from support.scripts import BEATING, HEAD
 from support.waiting import wait_until
 
 pytestmark = [

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etcd_server import etcd, find_binary
 
-from cases.training import HEAD, need_pid_namespace
 from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.exit_codes import ExitCode
 from support import procfs
+from support.etcd import etcd, find_binary
 from support.machines import machine
 from support.manifests import EXAMPLES, SCRIPT, Trainer, trainers
+from support.scripts import HEAD, need_pid_namespace
 from support.waiting import wait_until
 
 BATCH = EXAMPLES / "slurm" / "train.sbatch"

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import etcd_server
 import pytest
+
+from support.etcd import etcd, find_binary
 
 
 @pytest.fixture
@@ -119,9 +120,9 @@ def test_a_meeting_point_that_nobody_answers(script: Path) -> None:
     assert all(level == "note" for level, _ in told(shape, "rendezvous"))
 
 
-@pytest.mark.skipif(etcd_server.find_binary() is None, reason="needs an etcd binary")
+@pytest.mark.skipif(find_binary() is None, reason="needs an etcd binary")
 def test_etcd_is_asked_and_timed(script: Path) -> None:
-    with etcd_server.etcd() as cluster:
+    with etcd() as cluster:
         options = ("--rdzv-backend", "etcd", "--rdzv-endpoint", cluster.endpoints, "--nnodes", "2")
         ((level, text),) = told(check(*options, script), "etcd")
         assert level in ("ok", "warning") and "1 of 1 endpoints" in text and "ms for a write" in text

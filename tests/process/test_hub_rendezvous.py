@@ -16,8 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from etcd_agents import Agent, agents, programs, until, world_of
-from tcp_proxy import Proxy, proxy
 
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.hub import HubSettings, server
@@ -33,7 +31,9 @@ from ftlaunch.rendezvous.interface import (
     PeerFailed,
     WorldAgreed,
 )
+from support.agents import Agent, agents, programs, until, world_of
 from support.partition import cut_off_while_finishing, cut_off_while_running
+from support.proxy import Proxy, proxy
 from support.spares import taught_early_and_late
 from support.waiting import wait_until
 

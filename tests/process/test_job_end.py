@@ -202,6 +202,23 @@ def test_second_interrupt_kills_at_once(ftlaunch: Launcher, script: Script) -> N
     assert job.wait(20) == 130
 
 
+def test_who_polls_for_preemption_is_not_killed_although_the_agent_has_not_read_of_it_yet(
+    ftlaunch: Launcher, script: Script
+) -> None:
+    """Messages are read in batches, a signal comes between."""
+    polls_and_is_called = """
+from ftlaunch import heartbeat as hb
+for _ in range(20): hb.beat(); time.sleep(0.001)
+hb.should_save()
+os.kill(os.getppid(), signal.SIGUSR1)
+while not hb.should_save(): time.sleep(0.01)
+print("saved", flush=True)
+"""
+    job = ftlaunch("--preempt-signal", "SIGUSR1", "--standby", "off", script(polls_and_is_called))
+    assert job.wait(30) == 138
+    assert "saved" in job.out
+
+
 def test_hangup_stays_ignored_under_nohup(ftlaunch: Launcher, script: Script) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import etcd_server
 import pytest
 
+from support.etcd import etcd, find_binary
 from support.jobs import Job, Launcher
 from support.waiting import listens, wait_until
 
-pytestmark = pytest.mark.skipif(etcd_server.find_binary() is None, reason="etcd is missing")
+pytestmark = pytest.mark.skipif(find_binary() is None, reason="etcd is missing")
 
 HEAD = """
 import os, signal, sys, time
@@ -26,7 +26,7 @@ say("up", "rank", RANK, "of", WORLD, "generation", GEN, "restarts", os.environ["
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    with etcd_server.etcd() as cluster:
+    with etcd() as cluster:
         yield cluster.endpoints
 
 

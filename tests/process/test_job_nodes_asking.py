@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etcd_server import etcd, find_binary
 
+from support.etcd import etcd, find_binary
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import etcd_server
 import pytest
 
+from support.etcd import etcd, find_binary
 from support.ftctl import Ctl
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
@@ -41,9 +41,9 @@ def etcd_endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "c10d":
         yield ""
         return
-    if etcd_server.find_binary() is None:
+    if find_binary() is None:
         pytest.skip("etcd is missing")
-    with etcd_server.etcd() as cluster:
+    with etcd() as cluster:
         yield cluster.endpoints
 
 

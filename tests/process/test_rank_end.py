@@ -16,6 +16,8 @@ import pytest
 from ftlaunch.heartbeat.watching import lastwords
 from ftlaunch.heartbeat.wire import Kind
 from support import ranks
+from support.jobs import Launcher
+from support.scripts import write
 
 
 @pytest.fixture
@@ -243,3 +245,22 @@ def test_bad_use_is_one_line(agent: ranks.Agent) -> None:
     for arguments in ([], ["script"], ["nonsense", "x"]):
         done = agent.run(*arguments)
         assert (done.code, len(done.err.splitlines())) == (2, 1)
+
+
+FAILS = """
+class Touchy:
+    @property
+    def __class__(self): say("touched"); return Touchy
+touchy = Touchy()
+file = open(sys.argv[1], "w")
+file.write("not flushed yet")
+raise ValueError("over")
+"""
+
+
+def test_files_are_flushed_and_no_other_object_is_asked_what_it_is(ftlaunch: Launcher, tmp_path: Path) -> None:
+    """Objects of torch warn when they are."""
+    job = ftlaunch(write(tmp_path, FAILS), tmp_path / "file")
+    assert job.wait(30) == 1
+    assert (tmp_path / "file").read_text() == "not flushed yet"
+    assert "touched" not in job.out

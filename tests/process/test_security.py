@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import etcd_server
 import pytest
-from etcd_server import EtcdCluster
 
 from ftlaunch.heartbeat.wire import Kind, Message, encode
 from support import procfs
+from support.etcd import EtcdCluster, etcd, find_binary
 from support.ftctl import Ctl
 from support.jobs import Job, Launcher
 from support.users import Unprivileged, as_somebody
@@ -42,9 +41,9 @@ threading.Event().wait()
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EtcdCluster]:
     """A server that lets nobody in without a password."""
-    if etcd_server.find_binary() is None:
+    if find_binary() is None:
         pytest.skip("etcd is missing")
-    with etcd_server.etcd(extra=["--auth-token", "simple", "--bcrypt-cost", "4"]) as cluster:
+    with etcd(extra=["--auth-token", "simple", "--bcrypt-cost", "4"]) as cluster:
         ask = cluster.members[0].ask
         ask("auth/user/add", name="root", password=ETCD)
         ask("auth/role/add", name="root")

@@ -13,8 +13,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import etcd_server
-
+from support.etcd import find_binary
 from support.waiting import wait_until
 
 INTERFACE = "eth0"
@@ -30,7 +29,7 @@ def missing() -> str:
         return "needs root for network namespaces"
     if shutil.which("ip") is None:
         return "needs ip (iproute2)"
-    if etcd_server.find_binary() is None:
+    if find_binary() is None:
         return "needs etcd"
     done = subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL)
     return "" if done.returncode == 0 else "needs network namespaces, which are not allowed here"
@@ -79,7 +78,7 @@ class Hosts:
     def etcd(self, folder: Path) -> Iterator[str]:
         """Run a real etcd with one member at the switch; gives its ``host:port``. ``folder`` keeps its data."""
         endpoint, peers = f"{self._addresses[_SWITCH]}:2379", "http://127.0.0.1:2380"
-        binary = etcd_server.find_binary()
+        binary = find_binary()
         assert binary is not None
         options = ["--listen-client-urls", f"http://{endpoint}", "--advertise-client-urls", f"http://{endpoint}"]
         options += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from etcd_agents import Agent, world_of
-from tcp_proxy import Proxy
-
 from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed
+from support.agents import Agent, world_of
+from support.proxy import Proxy
 
 
 async def cut_off_while_running(a: Agent, b: Agent, way: Proxy, heal: Callable[[], None], pause_s: float) -> None:

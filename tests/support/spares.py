@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from etcd_agents import Agent, world_of
-
 from ftlaunch.rendezvous.interface import Lesson, Parked
+from support.agents import Agent, world_of
 
 
 async def taught_early_and_late(a: Agent, b: Agent, early: Agent, late: Agent) -> None:

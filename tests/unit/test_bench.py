@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recovery_time
-from bench_lib import contenders, nodes
+from bench_lib import contenders, nodes, recovery
 from bench_lib.__main__ import estimate, parse_args
 from bench_lib.__main__ import measure as take_all
 from bench_lib.items import ITEMS
@@ -19,7 +19,6 @@ from bench_lib.report import markdown
 from bench_lib.results import Results, Sample, lines, load, machine
 from bench_lib.runner import Failed
 from bench_lib.settings import QUICK, Settings
-from drills import recovery
 
 
 def story_of(*rows: tuple[float, int, int, str, int]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from ftlaunch.launcher import commands
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.commands import Desk
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
-from ftlaunch.launcher.control.control_socket import RequestError
+from ftlaunch.launcher.control.control_socket import ControlServer, RequestError
 from ftlaunch.launcher.control.office import Office
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Manner, StopWorkers
@@ -214,3 +215,27 @@ def test_without_a_usable_directory_there_is_no_socket(tmp_path: Any) -> None:
         control = asyncio.run(commands.serve(desk_office, directory))
         assert control.path == ""
         asyncio.run(control.close())
+
+
+def test_an_answer_under_way_when_the_agent_ends_is_dropped_without_a_word(tmp_path: Path) -> None:
+    unhandled: list[dict[str, Any]] = []
+    path = str(tmp_path / "s")
+
+    async def agent() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+        asked = asyncio.Event()
+
+        async def for_ever(request: Mapping[str, Any]) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        server = ControlServer({"status": for_ever})
+        await server.open(path)
+        _, client = await asyncio.open_unix_connection(path)
+        client.write(b'{"command": "status"}\n')
+        await asked.wait()
+        await server.close()
+        client.close()
+
+    asyncio.run(agent())
+    assert not unhandled

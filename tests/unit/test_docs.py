@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-import document_options
 import recovery_time
+import write_options
 from ftlaunch.launcher.cli.options import OPTIONS
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.ftctl.__main__ import cli
@@ -25,8 +25,8 @@ FOREIGN = {
 
 
 def test_options_page_is_the_table_in_the_code() -> None:
-    assert (ROOT / "docs" / "options.md").read_text() == document_options.text(), (
-        "run: .venv/bin/python scripts/document_options.py"
+    assert (ROOT / "docs" / "options.md").read_text() == write_options.text(), (
+        "run: .venv/bin/python scripts/write_options.py"
     )
 
 

@@ -181,7 +181,7 @@ def test_tests_do_not_sleep() -> None:
     wrong = [
         f"{name_of(path)}:{node.lineno}"
         for path in sources("tests")
-        if "drills" not in path.parts
+        if "workloads" not in path.parts
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "time.sleep"
     ]

@@ -1,4 +1,4 @@
-"""Write docs/options.md from the table of options: ``python scripts/document_options.py``."""
+"""Write docs/options.md from the table of options: ``python scripts/write_options.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "options.md"
 HEAD = """\
 # Options
 
-Written from `launcher/cli/options.py` by `scripts/document_options.py`; the same text as `ftlaunch --help`.
+Written from `launcher/cli/options.py` by `scripts/write_options.py`; the same text as `ftlaunch --help`.
 
 Every option may be written with `_` for `-`. The command line beats the environment, which beats the default.
 torchrun's options keep their `PET_*` variables and their unambiguous abbreviations. A flag's variable takes `1`/`0`,

@@ -1,6 +1,6 @@
-"""Read what tests/drills/train_ddp.py wrote: what each fault cost, and the goodput of the whole run.
+"""Read what tests/workloads/train_ddp.py wrote: what each fault cost, and the goodput of the whole run.
 
-``python recovery.py DRILL_OUT...`` prints a line per directory.
+``python scripts/bench_lib/recovery.py DRILL_OUT...`` prints a line per directory.
 """
 
 from __future__ import annotations

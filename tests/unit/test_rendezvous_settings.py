@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from etcd_server import make_certificates
 
 from ftlaunch.rendezvous.common.node import address_towards, describe_node, machine_digest
 from ftlaunch.rendezvous.etcd import library
@@ -22,6 +21,7 @@ from ftlaunch.rendezvous.etcd.settings import (
     parse_endpoints,
 )
 from ftlaunch.rendezvous.interface import SettingsError
+from support.etcd import make_certificates
 
 JOB = Job("job", 2, 2)
 

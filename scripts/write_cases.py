@@ -1,14 +1,10 @@
-"""Write docs/cases.md from tests/cases/reports.ini: ``python scripts/cases_table.py``.
-
-With ``--run`` it runs the tests that stand there, and hands all other arguments to pytest.
-"""
+"""Write docs/cases.md from tests/cases/reports.ini: ``python scripts/write_cases.py``."""
 
 from __future__ import annotations
 
 import ast
 import configparser
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +33,7 @@ RESULTS = {
 HEAD = """\
 # What users of launchers reported, and what ftlaunch does
 
-Written from `tests/cases/reports.ini` by `scripts/cases_table.py`, which also runs all of these tests: `--run`.
+Written from `tests/cases/reports.ini` by `scripts/write_cases.py`.
 
 Every row is something that happened to users of torchrun, DLRover, NVIDIA's launcher, accelerate and their kind, told
 in a public issue. The tests assert the right behaviour, so a row holds as long as they pass; that each of them exists
@@ -123,18 +119,5 @@ def _short(test: str) -> str:
     return test.removeprefix("tests/")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page, or run the tests; returns the exit code."""
-    cases = read_cases()
-    if "--run" not in arguments:
-        TARGET.write_text(text(cases), encoding="utf-8")
-        return 0
-    import pytest
-
-    named = dict.fromkeys(str(ROOT / test) for case in cases for test in case.tests)
-    rest = [argument for argument in arguments if argument != "--run"]
-    return int(pytest.main(["--rootdir", str(ROOT), *named, *rest]))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    TARGET.write_text(text(read_cases()), encoding="utf-8")

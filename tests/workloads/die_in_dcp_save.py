@@ -1,4 +1,4 @@
-"""Save a sharded model at step 10, then both ranks die in the middle of saving step 20: dcp_saver.py DIR MOMENT."""
+"""Save a sharded model at step 10, then both ranks die while saving step 20: die_in_dcp_save.py DIR MOMENT."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from itertools import count
 from typing import Any
 
 import pytest
-from etcd_agents import Agent, agents, until
-from etcd_server import EtcdCluster, etcd, find_binary
 
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.hub import HubSettings
 from ftlaunch.rendezvous.interface import Answers, PeerFailed, Question, WorldAgreed
+from support.agents import Agent, agents, until
+from support.etcd import EtcdCluster, etcd, find_binary
 
 _jobs = count()
 Settings = EtcdSettings | HubSettings

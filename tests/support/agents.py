@@ -1,6 +1,6 @@
 """Simulated agents without ranks: they ask, hear, and remember what they heard.
 
-In the test's process they are :class:`Agent`. Run as a program, this file is one agent in a process of its own, with
+In the test's process they are :class:`Agent`. Run as a program, this module is one agent in a process of its own, with
 one made-up worker that ticks for as long as it may; :class:`Program` starts it and reads what it tells.
 """
 
@@ -147,11 +147,11 @@ class Program:
         """Start the process."""
         # Its own session, as the launcher's processes have: a signal is meant for it alone.
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *self._arguments],
+            [sys.executable, "-m", "support.agents", *self._arguments],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
