@@ -15,11 +15,12 @@ from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.ftctl.__main__ import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
 # Options of other commands that the pages mention.
 FOREIGN = {
     *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
-    *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help"),
+    *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help", "--revision"),
+    *("--kill-on-bad-exit", "--no-kill", "--ntasks-per-node", "--signal", "--wait"),
     *("--html", "--json", "--save-in", "--text", "--minutes", "--plan"),
 }
 
@@ -60,6 +61,12 @@ def test_exit_codes_of_the_readme_are_those_of_the_code() -> None:
     cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
     said = {int(number) for cell in cells for number in re.findall(r"\b\d+\b", cell)} - {128}
     assert said == {int(code) for code in ExitCode}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_prose_fits_into_the_width_of_the_code(page: Path) -> None:
+    prose = re.sub(r"(?ms)^```.*?^```", "", page.read_text()).splitlines()
+    assert [line for line in prose if len(line) > 120 and not line.startswith("|")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
