@@ -90,10 +90,9 @@ def draw_scale(medians: dict[str, Any], about: dict[str, Any], target: Path) -> 
 
 
 def save(figure: Any, target: Path) -> None:
-    """Write the picture as SVG and PNG; without the date, so that the same numbers give the same file."""
+    """Write the picture; without the date, so that the same numbers give the same file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
-    figure.savefig(target.with_suffix(".png"), dpi=110)
 
 
 def main(source: Path, target: Path) -> None:

@@ -31,14 +31,14 @@ _PHASES = (
 def markdown(results: Results) -> str:
     """Return the page."""
     about = results.about
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [
         "# Results of the bench",
         "",
         "Written by `./scripts/bench`; what is measured how is in docs/bench.md.",
         "",
     ]
-    lines += [f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}; {versions}."]
+    machine = f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}"
+    lines += [f"{machine}; {results.versions()}."]
     measured = [item for item in ITEMS if any(sample.item == item.letter for sample in results.samples)]
     lines += ["", *_medians(results, [item for item in measured if item.letter != "j"])]
     if any(item.letter == "j" for item in measured):

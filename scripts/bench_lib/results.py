@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from bench_lib.items import ITEMS, Item
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample; ``error`` says why there are no ``figures``."""
+    """One sample; ``error`` says why there are no ``figures``. ``version``: the commit of ftlaunch at that time."""
 
     item: str
     contender: str
     repetition: int
     figures: dict[str, float]
     error: str = ""
+    version: str = ""
 
 
 class Results:
@@ -40,9 +41,10 @@ class Results:
         return any((s.item, s.contender, s.repetition) == wanted and not s.error for s in self.samples)
 
     def add(self, sample: Sample) -> None:
-        """Add a sample, in place of a former try, and write the file; an interrupted write leaves the old file."""
+        """Add a sample of now in place of a former try, and write the file; an interrupted write leaves the old one."""
         key = (sample.item, sample.contender, sample.repetition)
-        self.samples = [s for s in self.samples if (s.item, s.contender, s.repetition) != key] + [sample]
+        others = [s for s in self.samples if (s.item, s.contender, s.repetition) != key]
+        self.samples = [*others, replace(sample, version=_version(self.about))]
         self.write()
 
     def forget(self, items: Sequence[str]) -> None:
@@ -58,6 +60,18 @@ class Results:
         """Return the median of one figure, ``None`` without any sample."""
         values = self.values(item, contender, figure)
         return statistics.median(values) if values else None
+
+    def versions(self) -> str:
+        """Return what was measured; where versions of ftlaunch differ, each with its items."""
+        items: dict[str, set[str]] = {}
+        for sample in self.samples:
+            if sample.contender.startswith("ftlaunch") and sample.version and not sample.error:
+                items.setdefault(sample.version, set()).add(sample.item)
+        told = dict(self.about["versions"])
+        if items:
+            each = [f"{version} ({', '.join(sorted(letters))})" for version, letters in items.items()]
+            told["ftlaunch"] = "; ".join(each) if len(items) > 1 else next(iter(items))
+        return ", ".join(f"{name} {version}" for name, version in told.items())
 
     def paired(self, item: Item) -> list[float]:
         """Return the first contender's value over the second's, for each two samples that were taken side by side."""
@@ -93,11 +107,16 @@ class Results:
 
 
 def load(path: Path, about: dict[str, Any]) -> Results:
-    """Read the file if there is one; what it says about the machine is replaced by ``about``."""
+    """Read the file if there is one; what it says about the machine is replaced by ``about``, its samples stay."""
     if not path.exists():
         return Results(path, about, [])
     document = json.loads(path.read_text())
-    return Results(path, {**document["about"], **about}, [Sample(**sample) for sample in document["samples"]])
+    former = {"version": _version(document["about"])}
+    return Results(path, {**document["about"], **about}, [Sample(**former | each) for each in document["samples"]])
+
+
+def _version(about: dict[str, Any]) -> str:
+    return str(about["versions"].get("ftlaunch", ""))
 
 
 def machine() -> dict[str, Any]:
@@ -118,7 +137,7 @@ def lines(results: Results, items: Sequence[Item]) -> list[str]:
     about = results.about
     text = [
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, Linux {about['kernel']}, "
-        f"Python {about['python']}, {', '.join(f'{k} {v}' for k, v in about['versions'].items())}"
+        f"Python {about['python']}, {results.versions()}"
     ]
     for item in items:
         text += ["", f"({item.letter}) {item.title}"]

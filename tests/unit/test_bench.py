@@ -205,6 +205,21 @@ def test_contenders_take_turns_and_a_failure_is_recorded(
     capsys.readouterr()
 
 
+def test_every_sample_keeps_the_version_it_was_measured_with(tmp_path: Path, about: dict[str, Any]) -> None:
+    path = tmp_path / "r.json"
+    old = [{"item": item, "contender": "ftlaunch", "repetition": 0, "figures": {}} for item in "ba"]
+    former = {**about, "versions": {"ftlaunch": "0ld", "torch": "1"}}
+    path.write_text(json.dumps({"about": former, "samples": old}))
+    assert load(path, {}).versions() == "ftlaunch 0ld, torch 1", "a sample that tells none is of the file's version"
+    results = load(path, {**about, "versions": {"ftlaunch": "n3w", "torch": "2"}})
+    assert results.versions() == "ftlaunch 0ld, torch 2", "nothing is measured with the new one yet"
+    results.add(Sample("c", "ftlaunch", 0, {"resume_s": 1.0}))
+    results.add(Sample("d", "torchrun", 0, {"resume_s": 1.0}))
+    results.add(Sample("e", "ftlaunch", 0, {}, "Failed: did not end"))
+    assert load(path, {}).versions() == "ftlaunch 0ld (a, b); n3w (c), torch 2"
+    assert "; ftlaunch 0ld (a, b); n3w (c), torch 2." in markdown(results)
+
+
 def test_an_item_measured_again_replaces_its_samples_only(tmp_path: Path, about: dict[str, Any]) -> None:
     results = Results(tmp_path / "r.json", about, [Sample("a", "x", 0, {"v": 1.0}), Sample("b", "x", 0, {"v": 2.0})])
     results.forget("a")
