@@ -65,7 +65,7 @@ def init() -> None:
 
 
 def beat(step: int | None = None, **info: object) -> None:
-    """Say that training made progress. Under 5 µs: one non-blocking send, dropped when the agent does not keep up.
+    """Say that training made progress. About 3 µs: one non-blocking send, dropped when the agent does not keep up.
 
     ``step`` is the script's own step number, shown in reports and used to recognise a failure that repeats. ``info``
     (at most 32 items, numbers or short strings) is shown beside it; a tensor is converted with ``float()``, which waits
