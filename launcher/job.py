@@ -103,10 +103,12 @@ class Job:
 
     async def run(self) -> tuple[int, str]:
         """Returns the exit code and the failure report, empty after a success."""
-        hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
-        alone = self.config.rendezvous.max_nodes == 1
-        guard = Guard(self.marker, hearing.endpoint.directory, None if alone else self.flags.writable)
+        hearing: Hearing | None = None
+        guard: Guard | None = None
         try:
+            hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
+            alone = self.config.rendezvous.max_nodes == 1
+            guard = Guard(self.marker, hearing.endpoint.directory, None if alone else self.flags.writable)
             return await self._run_with(hearing, guard)
         except FtlaunchError as error:
             self.ending.note(int(error.exit_code), str(error))
@@ -114,12 +116,14 @@ class Job:
         finally:
             self.views.close()
             self.pump.close()
-            hearing.close()
+            if hearing is not None:
+                hearing.close()
             self.place.events.close()
             self.dumps.close()
             self.flags.close()
             self.lifeline.close()
-            guard.dismiss()
+            if guard is not None:
+                guard.dismiss()
 
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
         agent, crew, narrator, node = self._build(hearing)

@@ -178,8 +178,8 @@ def _run_directory(config: Config) -> Iterator[Finding]:
 def _sockets(config: Config) -> Iterator[Finding]:
     try:
         opened = endpoint.open_endpoint(config.environment)
-    except OSError as problem:
-        yield error("sockets", f"no Unix socket can be made ({problem.strerror}): nothing is heard of the ranks")
+    except endpoint.EndpointError as problem:
+        yield error("sockets", str(problem))
         return
     directory = opened.directory
     opened.close()

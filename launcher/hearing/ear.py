@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ftlaunch.heartbeat.watching import procstate
 from ftlaunch.heartbeat.watching.elsewhere import Survey
-from ftlaunch.heartbeat.watching.endpoint import open_endpoint
+from ftlaunch.heartbeat.watching.endpoint import EndpointError, open_endpoint
 from ftlaunch.heartbeat.watching.listener import Heard, Listener
 from ftlaunch.heartbeat.watching.suspects import evidence_of
 from ftlaunch.heartbeat.watching.verdicts import AT_ONCE, Assessment, Stall
@@ -23,6 +23,7 @@ from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.config import HeartbeatConfig
 from ftlaunch.launcher.decision import events as ev
+from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.hearing import spoken
 from ftlaunch.launcher.hearing.batched import BatchedReader
 from ftlaunch.launcher.hearing.consultation import Consultation
@@ -60,7 +61,11 @@ class Hearing:
     """Owns the heartbeat socket and the judgement of the ranks of the current generation."""
 
     def __init__(self, config: HeartbeatConfig, environment: Mapping[str, str], dumps: DumpFiles, tell: Tell) -> None:
-        self.endpoint = open_endpoint(environment)
+        """Raises :class:`UsageError` when there is no place for the socket."""
+        try:
+            self.endpoint = open_endpoint(environment)
+        except EndpointError as error:
+            raise UsageError(str(error)) from None
         self.watch = Watch(config, clock.monotonic())
         self.on_message: Callable[[Heard], None] | None = None
         """Told of every message of a rank once it was taken in; for drills."""

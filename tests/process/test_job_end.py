@@ -61,6 +61,32 @@ sys.addaudithook(lower)
     assert "could not be started: a restart cannot help" in job.err
 
 
+def test_where_no_socket_can_be_made_nothing_is_started_and_one_line_tells_why(
+    ftlaunch: Launcher, script: Script, tmp_path: Path
+) -> None:
+    refuse = """
+import sys
+def refuse(event, arguments):
+    if event == "socket.bind": raise PermissionError(1, "Operation not permitted")
+sys.addaudithook(refuse)
+"""
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    job = ftlaunch(script("print('started')"), env=environment)
+    assert job.wait() == 2
+    (line,) = job.err.splitlines()
+    assert line.startswith("ftlaunch: no place for the heartbeat socket (") and "set TMPDIR" in line
+    assert "abstract address: Operation not permitted" in line
+    assert job.out == "" and job.events() == []
+    (run,) = job.home.rglob("run.json")
+    assert json.loads(run.read_text())["exit_code"] == 2
+    command = [sys.executable, "-m", "ftlaunch.launcher.ftctl", "check", "--json", script("")]
+    check = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert check.returncode == 1, check.stderr
+    (found,) = [each for each in json.loads(check.stdout)["findings"] if each["subject"] == "sockets"]
+    assert found["level"] == "error" and "no place for the heartbeat socket" in found["text"]
+
+
 def test_text_that_cannot_be_encoded_spoils_no_report(ftlaunch: Launcher, script: Script) -> None:
     body = 'sys.excepthook = lambda *said: sys.exit(7)\nraise ValueError("a\\ud800b")'
     job = ftlaunch("--max-restarts", "0", script(body))
