@@ -154,8 +154,6 @@ OPTIONS: tuple[Option, ...] = (
          parse=values.signals, metavar="NAME,NAME"),
     _own("signal-scope", RESTARTS, "Who gets the polite signal: the rank alone, or its process group too.",
          "stop.group_scope", parse=choice("leader", "group"), default="leader", metavar="leader|group"),
-    _own("exit-barrier-timeout", RESTARTS, "How long finished nodes wait for the others.",
-         "heartbeat.exit_barrier_timeout_s", parse=duration, default="300", metavar="DURATION"),
     _own("torchrun-exit-codes", RESTARTS, "End with 1 whatever failed, as torchrun does.", "torchrun_exit_codes",
          flag=True),
 
@@ -187,6 +185,8 @@ OPTIONS: tuple[Option, ...] = (
     _own("dstate-timeout", STALLS, "Longest uninterruptible sleep (state D) of a rank; 0: no limit.",
          "heartbeat.dstate_timeout_s", parse=duration, default="60", metavar="DURATION",
          also=("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",)),
+    _own("exit-barrier-timeout", STALLS, "Longest idleness of the remaining ranks once one has ended with 0; 0: no "
+         "limit.", "heartbeat.exit_barrier_timeout_s", parse=duration, default="300", metavar="DURATION"),
     _own("ignore-stopped", STALLS, "Leave ranks alone that somebody has stopped (state T).",
          "heartbeat.ignore_stopped", flag=True),
 

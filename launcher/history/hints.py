@@ -22,7 +22,7 @@ _STALLS = (
     ),
     ("uninterruptible sleep", "look at the storage or driver it waits for; --dstate-timeout sets how long it may"),
     ("lost its main thread", "a thread goes on after the main one has ended: join or daemonise it in the script"),
-    ("after rank", "the ranks do not end together: --exit-barrier-timeout sets how long the others may take"),
+    ("after rank", "the ranks do not end together: --exit-barrier-timeout sets how long the others may do nothing"),
     (
         "no first step",
         "if the set-up may take that long: a longer --init-timeout, or beat() and section() while it goes on",
