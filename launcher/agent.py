@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.decision import actions as do
 from ftlaunch.launcher.decision import events as ev
@@ -91,7 +92,7 @@ class Agent:
         self._exit: asyncio.Future[do.Exit] | None = None
         self._reclaim: Callable[[int], Coroutine[Any, Any, ev.Event]] | None = None
         self._preparations: list[Prepare] = []
-        self.progress: Callable[[], ev.Progress] = ev.Progress
+        self.progress: Callable[[], Progress] = Progress
         """Tells how far the running generation came on this node."""
 
     def employ(self, crew: Crew) -> None:

@@ -24,7 +24,7 @@ from ftlaunch.launcher.decision.recover import SAVED, most_saved
 from ftlaunch.launcher.decision.state import State
 from ftlaunch.launcher.ending import Ending
 from ftlaunch.launcher.errors import FtlaunchError
-from ftlaunch.launcher.hearing.ear import Hearing
+from ftlaunch.launcher.hearing.hearing import Hearing
 from ftlaunch.launcher.hearing.peers import Peers
 from ftlaunch.launcher.host import kernel, numa, parent, ulimits
 from ftlaunch.launcher.journal.retention import prune_in_background

@@ -31,6 +31,11 @@ class LastWords:
     """Of the exception or its nearest cause that has one."""
 
     @property
+    def exception(self) -> str:
+        """The same name; empty for SystemExit, with which a script ends as it wants to."""
+        return "" if self.type == "SystemExit" else self.type
+
+    @property
     def address_in_use(self) -> bool:
         """Whether a port was taken, also where torch wraps the error and leaves nothing but its text."""
         return self.errno == errno.EADDRINUSE or "EADDRINUSE" in self.message or "already in use" in self.message

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ftlaunch.heartbeat.watching.limits import STEP, WARM_UP, Limits
 from ftlaunch.heartbeat.watching.listener import Heard
 from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.heartbeat.wire import Kind, Message
 
 _LATE_S = 1.0
@@ -273,16 +274,6 @@ def _names(told: object) -> list[str] | None:
     if not isinstance(told, list) or len(told) > _MAX_SECTIONS:
         return None
     return [str(name)[:_MAX_NAME] for name in told]
-
-
-class Progress(NamedTuple):
-    """How far this node's ranks came in one generation."""
-
-    beaten: bool
-    step: int | None
-    ticks: int
-    checkpoints: int
-    checkpoint_step: int | None
 
 
 class Tracks:

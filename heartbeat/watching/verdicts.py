@@ -1,4 +1,4 @@
-"""What comes out of judging the ranks, as values and in words."""
+"""What comes out of hearing and judging the ranks, as values and in words."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ EXIT_BARRIER = "exit_barrier"
 
 AT_ONCE = frozenset({STOPPED, DSTATE, ZOMBIE_MAIN})
 """Kinds that the kernel vouches for: the rank itself is the cause, whatever the others wait for."""
+
+
+class Progress(NamedTuple):
+    """How far this node's ranks came in one generation, as heard from their beats."""
+
+    beaten: bool = False
+    """Any rank has beaten at least once."""
+    step: int | None = None
+    """Highest step that a script told."""
+    ticks: int = 0
+    """Most optimizer steps that any rank made, counted by the hooks."""
+    checkpoints: int = 0
+    """Complete checkpoints heard of."""
+    checkpoint_step: int | None = None
 
 
 class Stall(NamedTuple):

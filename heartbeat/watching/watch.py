@@ -17,8 +17,8 @@ from ftlaunch.heartbeat.watching.limits import Limit, Limits, Settings
 from ftlaunch.heartbeat.watching.listener import Heard
 from ftlaunch.heartbeat.watching.procstate import ProcState
 from ftlaunch.heartbeat.watching.stragglers import Straggler, StragglerWatch
-from ftlaunch.heartbeat.watching.tracks import Progress, Track, Tracks
-from ftlaunch.heartbeat.watching.verdicts import Assessment, Stall, for_people
+from ftlaunch.heartbeat.watching.tracks import Track, Tracks
+from ftlaunch.heartbeat.watching.verdicts import Assessment, Progress, Stall, for_people
 
 LATE_S = 1.0
 """A deadline that is noticed so much later means that the agent itself was stopped, or starved."""

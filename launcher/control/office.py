@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ftlaunch.heartbeat.watching.listener import Heard
+    from ftlaunch.heartbeat.watching.verdicts import Progress
     from ftlaunch.heartbeat.watching.watch import Watch
     from ftlaunch.launcher.agent import Agent
     from ftlaunch.launcher.config import Config
-    from ftlaunch.launcher.decision import events as ev
     from ftlaunch.launcher.hearing.peers import Peers
     from ftlaunch.launcher.narrator import Narrator
     from ftlaunch.launcher.ranks.crew import Crew
     from ftlaunch.launcher.ranks.wires import DumpFiles
 
 
-class Ear(Protocol):
+class Listening(Protocol):
     """What is known of the ranks from their beats."""
 
     on_message: Callable[[Heard], None] | None
@@ -31,7 +31,7 @@ class Ear(Protocol):
     def tell(self) -> Callable[..., None]:
         """Writes an event of what is heard."""
 
-    def progress(self) -> ev.Progress:
+    def progress(self) -> Progress:
         """How far the generation came."""
 
 
@@ -41,7 +41,7 @@ class Office:
 
     agent: Agent
     crew: Crew
-    ear: Ear
+    ear: Listening
     narrator: Narrator
     config: Config
     dumps: DumpFiles

@@ -9,22 +9,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Union
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.rendezvous.interface import RendezvousEvent
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far this node's ranks came in one generation, as heard from their beats."""
-
-    beaten: bool = False
-    """Any rank has beaten at least once."""
-    step: int | None = None
-    """Highest step that a script told."""
-    ticks: int = 0
-    """Most optimizer steps that any rank made, counted by the hooks."""
-    checkpoints: int = 0
-    """Complete checkpoints heard of."""
-    checkpoint_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,21 +20,6 @@ class ProgressNoted:
 
     generation: int
     progress: Progress
-
-
-@dataclass(frozen=True)
-class LastWords:
-    """What a worker said before it ended by itself."""
-
-    exception: str = ""
-    message: str = ""
-    traceback: str = ""
-    place: str = ""
-    step: int | None = None
-    exit_code: int | None = None
-    error_number: int | None = None
-    ticks: int = 0
-    """Optimizer steps of this worker."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +54,7 @@ class WorkerExited:
     local_rank: int
     exit_code: int
     at: float
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     own: bool = True
     """It died of something else than a signal of ours."""
 
@@ -94,7 +66,7 @@ class WorkerFailing:
     generation: int
     local_rank: int
     words: LastWords
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -105,7 +77,7 @@ class WorkerStalled:
     local_rank: int
     kind: str
     reason: str
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -166,7 +138,7 @@ class RestartRequested:
     generation: int
     reason: str
     local_rank: int | None = None
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import (
     Action,
@@ -171,7 +173,7 @@ def start_if_ready(state: State, now: float) -> Step:
         recovery=None,
         manner=None,
         beaten=False,
-        progress=ev.Progress(),
+        progress=Progress(),
         started_at=now,
     )
     return state, (StartWorkers(world),)
@@ -198,7 +200,7 @@ def _ending_code(state: State, ending: Ending) -> int:
 
 def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
     """What the restart policy needs to know of the generation that just failed."""
-    words = failure.words or ev.LastWords()
+    words = failure.words or LastWords()
     progress = failure.progress
     return GenerationRecord(
         generation=failure.generation,
@@ -208,7 +210,7 @@ def record_of(state: State, failure: ev.Failure) -> GenerationRecord:
         exception=words.exception,
         place=words.place,
         message=words.message or (failure.reason if failure.kind is ev.FailureKind.REQUEST else ""),
-        error_number=words.error_number,
+        error_number=words.errno,
         beaten=progress.beaten or state.beaten,
         step=progress.step,
         ticks=progress.ticks,

@@ -6,8 +6,10 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.launcher.decision.actions import Manner
-from ftlaunch.launcher.decision.events import Failure, LastWords, Progress
+from ftlaunch.launcher.decision.events import Failure
 from ftlaunch.launcher.decision.generations import GenerationRecord
 from ftlaunch.launcher.decision.policy import Verdict
 from ftlaunch.rendezvous.interface import Outcome, World

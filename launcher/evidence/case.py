@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.launcher.decision.events import Failure, FailureKind
 from ftlaunch.launcher.decision.state import WorkerState
 from ftlaunch.launcher.evidence.classify import classify
 from ftlaunch.launcher.evidence.culprit import describe_ages, investigate
 from ftlaunch.launcher.evidence.diagnosis import Diagnosis, NodeEvidence, RankEvidence
-from ftlaunch.launcher.journal.incident import Verdict
+from ftlaunch.launcher.journal.incident import Diagnosed
 
 _PLAIN = frozenset({"exit", "exception", "signal", "stall", "stopped_by_us", "finished"})
 
@@ -35,8 +36,8 @@ class Case:
 class Answer:
     """``verdict``: who brought the generation down. ``progress``: when each rank made progress last, for people."""
 
-    verdict: Verdict | None = None
-    others: tuple[Verdict, ...] = ()
+    verdict: Diagnosed | None = None
+    others: tuple[Diagnosed, ...] = ()
     progress: str = ""
 
 
@@ -44,7 +45,7 @@ Tail = Callable[[int], Sequence[bytes]]
 """The last lines that a local rank wrote to stderr."""
 
 
-def judge_first(case: Case, node: NodeEvidence, tail: Tail) -> Verdict | None:
+def judge_first(case: Case, node: NodeEvidence, tail: Tail) -> Diagnosed | None:
     """The verdict on the rank that failed first; ``None`` when no rank of this node did."""
     local_rank = case.failure.local_rank
     worker = case.workers.get(local_rank) if local_rank is not None else None
@@ -68,7 +69,8 @@ def judge_all(case: Case, node: NodeEvidence, tail: Tail) -> Answer:
 def rank_evidence(case: Case, worker: WorkerState, tail: Tail) -> RankEvidence:
     """What is known of one rank."""
     failure, first = case.failure, worker.local_rank == case.failure.local_rank
-    words = worker.words or (failure.words if first else None) or LastWords()
+    words = worker.words or (failure.words if first else None)
+    said = words or LastWords()
     ours = worker.pid in case.asked or (worker.pid in case.killed and worker.exit_code == -9)
     return RankEvidence(
         rank=case.first_rank + worker.local_rank,
@@ -76,9 +78,9 @@ def rank_evidence(case: Case, worker: WorkerState, tail: Tail) -> RankEvidence:
         exit_code=_own_code(failure, words, worker.exit_code, ours) if first else worker.exit_code,
         at=failure.at if first else worker.exited_at,
         stopped_by_us=ours and not first,
-        exception=words.exception,
-        message=words.message,
-        place=words.place,
+        exception=said.exception,
+        message=said.message,
+        place=said.place,
         stderr=b"\n".join(tail(worker.local_rank)).decode(errors="replace"),
         stalled=failure.reason if first and failure.kind is FailureKind.STALL else "",
         beat_age_s=case.ages.get(worker.local_rank),
@@ -86,16 +88,16 @@ def rank_evidence(case: Case, worker: WorkerState, tail: Tail) -> RankEvidence:
     )
 
 
-def _own_code(failure: Failure, words: LastWords, exit_code: int | None, ours: bool) -> int | None:
+def _own_code(failure: Failure, words: LastWords | None, exit_code: int | None, ours: bool) -> int | None:
     """The code of the rank that failed first; one that we killed on its way out has the code that it announced."""
     if failure.kind is not FailureKind.STALL and (exit_code is None or ours):
-        return words.exit_code if words.exit_code is not None else failure.exit_code
+        return words.exit_code if words is not None else failure.exit_code
     return exit_code
 
 
-def verdict_of(diagnosis: Diagnosis) -> Verdict:
+def verdict_of(diagnosis: Diagnosis) -> Diagnosed:
     """As it is kept in incidents."""
-    return Verdict(
+    return Diagnosed(
         kind=diagnosis.kind.value,
         sentence=diagnosis.sentence,
         confidence=diagnosis.confidence.value,
@@ -104,6 +106,6 @@ def verdict_of(diagnosis: Diagnosis) -> Verdict:
     )
 
 
-def says_more(verdict: Verdict) -> bool:
+def says_more(verdict: Diagnosed) -> bool:
     """Whether it tells more than the failure's own reason."""
     return verdict.kind not in _PLAIN

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.evidence.collect import NodeWatch
     from ftlaunch.launcher.evidence.diagnosis import NodeEvidence
     from ftlaunch.launcher.gpu.model import XidEvent
-    from ftlaunch.launcher.journal.incident import Verdict
+    from ftlaunch.launcher.journal.incident import Diagnosed
 
 _MOVED_S = 2.0
 
@@ -94,7 +94,7 @@ class Inquiry:
         if self._watch is not None and generation == self._generation:
             self._early = self._watch.look(self.sources.xids())
 
-    def judge_first(self, case: Case) -> Verdict | None:
+    def judge_first(self, case: Case) -> Diagnosed | None:
         """The verdict on the rank that failed first; about 1 ms."""
         from ftlaunch.launcher.evidence.case import judge_first
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from ftlaunch.heartbeat.watching import lastwords
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.heartbeat.wire import Message
 from ftlaunch.launcher.decision import events as ev
 
 _MAX_REASON = 1000
 
 
-def last_words(message: Message, progress: ev.Progress) -> ev.Event:
+def last_words(message: Message, progress: Progress) -> ev.Event:
     """A rank is about to end by itself."""
-    said = lastwords.from_payload(message.payload)
-    words = ev.LastWords(
-        exception="" if said.type == "SystemExit" else said.type,
-        message=said.message,
-        traceback=said.traceback,
-        place=said.place,
-        step=said.step,
-        exit_code=said.exit_code,
-        error_number=said.errno,
-        ticks=said.ticks,
-    )
+    words = lastwords.from_payload(message.payload)
     return ev.WorkerFailing(message.generation, message.local_rank, words, progress)
 
 
-def request(message: Message, progress: ev.Progress) -> ev.Event:
+def request(message: Message, progress: Progress) -> ev.Event:
     """A rank asks for a restart, or for the end."""
     reason = str(message.payload.get("reason", ""))[:_MAX_REASON] or "no reason given"
     if message.payload.get("what") == "restart":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.exit_codes import ExitCode, from_wait_status, signal_name
 from ftlaunch.launcher.journal.errorfile import ErrorFile
-from ftlaunch.launcher.journal.incident import FailureCause, RankEnd, Verdict
+from ftlaunch.launcher.journal.incident import Diagnosed, FailureCause, RankEnd
 
 _WIDTH = 78
 _TRACEBACK_HEAD = 20
@@ -39,7 +39,7 @@ class FailureReport:
     logs: str = ""
     records: str = ""
     hints: Sequence[str] = ()
-    diagnosis: Verdict | None = None
+    diagnosis: Diagnosed | None = None
 
 
 def render(report: FailureReport) -> str:

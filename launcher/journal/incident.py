@@ -64,7 +64,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Diagnosed:
     """What a rank died of, as far as this node's evidence tells. ``kind`` and ``confidence`` as in
     :mod:`ftlaunch.launcher.evidence.diagnosis`; ``hint``: what would have helped, may be empty."""
 
@@ -90,9 +90,9 @@ class Incident:
     """Wall time at which it was recorded."""
     consequences: tuple[RankEnd, ...] = ()
     timeline: tuple[Moment, ...] = ()
-    diagnosis: Verdict | None = None
+    diagnosis: Diagnosed | None = None
     """Of the rank that brought the generation down, which need not be the first that failed."""
-    others: tuple[Verdict, ...] = ()
+    others: tuple[Diagnosed, ...] = ()
     """Of all other ranks of this node that have ended, in order of death."""
     progress: str = ""
     """When each rank was last seen to make progress before the failure."""
@@ -177,8 +177,8 @@ def from_json(shape: Mapping[str, Any]) -> Incident:
         time=str(shape.get("time", "")),
         consequences=tuple(RankEnd(**end) for end in shape.get("consequences", ())),
         timeline=tuple(Moment(**moment) for moment in shape.get("timeline", ())),
-        diagnosis=Verdict(**shape["diagnosis"]) if shape.get("diagnosis") else None,
-        others=tuple(Verdict(**verdict) for verdict in shape.get("others", ())),
+        diagnosis=Diagnosed(**shape["diagnosis"]) if shape.get("diagnosis") else None,
+        others=tuple(Diagnosed(**verdict) for verdict in shape.get("others", ())),
         progress=str(shape.get("progress", "")),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftlaunch.launcher.config import Stream
-from ftlaunch.launcher.hearing.ear import Hearing
+from ftlaunch.launcher.hearing.hearing import Hearing
 from ftlaunch.launcher.node.keeper import NodeKeeper
 from ftlaunch.launcher.output.pump import OutputPump
 from ftlaunch.launcher.say import Say

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.launcher.config import StopConfig
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Manner, StopWorkers
@@ -42,7 +43,7 @@ class Ear(Protocol):
     def exited(self, local_rank: int, exit_code: int) -> None:
         """A rank has ended; everything that it said before is taken in when this returns."""
 
-    def progress(self) -> ev.Progress:
+    def progress(self) -> Progress:
         """How far the generation came."""
 
     def in_checkpoint(self, worker: WorkerProcess) -> bool:
@@ -73,7 +74,7 @@ class Pool(Protocol):
     def fill_soon(self) -> None:
         """Training is under way."""
 
-    def learn(self, names: Sequence[str], environment: Mapping[str, str | None]) -> None:
+    def learn(self, lesson: Lesson) -> None:
         """What the running generation has loaded by its first step."""
 
     def close(self) -> None:
@@ -203,7 +204,7 @@ class Crew:
     def warm_up(self, lesson: Lesson) -> None:
         """Let standbys import this."""
         if self.pool is not None:
-            self.pool.learn(lesson.names, lesson.environment)
+            self.pool.learn(lesson)
 
     def checkpoint_left(self, local_rank: int) -> None:
         """The rank has left its checkpoint section: a stop that waits for it need not wait any more."""

@@ -22,6 +22,7 @@ from ftlaunch.launcher.host.spare_room import Pace, available_bytes, choose_pace
 from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
 from ftlaunch.launcher.ranks.plan import Rank
 from ftlaunch.launcher.ranks.staleness import Fingerprint
+from ftlaunch.rendezvous.interface import Lesson
 
 SETTLE_S = 2.0
 PRELOAD_TIMEOUT_S = 300.0
@@ -41,14 +42,6 @@ class IdleOutput(Protocol):
 
     def discard(self, token: Hashable) -> None:
         """The process will never be a rank."""
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What the running generation taught about its imports."""
-
-    names: Sequence[str] = ()
-    environment: Mapping[str, str | None] | None = None
 
 
 @dataclass
@@ -84,16 +77,16 @@ class StandbyPool:
         self._fingerprint = fingerprint
         self._tell = tell
         self._standbys: dict[int, _Standby] = {}
-        self._lesson: Lesson | None = Lesson(config.preload) if config.preload else None
+        self._lesson: Lesson | None = Lesson(config.preload, {}) if config.preload else None
         self._excluded: set[str] = set(config.exclude)
         self._failures = 0
         self._off = config.mode is StandbyMode.OFF
         self._timer: asyncio.TimerHandle | None = None
         self._size_bytes = FIRST_GUESS_BYTES
 
-    def learn(self, names: Sequence[str], environment: Mapping[str, str | None]) -> None:
-        """The running generation has loaded these by its first step."""
-        self._lesson = Lesson((*names, *self._config.preload), environment)
+    def learn(self, lesson: Lesson) -> None:
+        """What the running generation has loaded by its first step."""
+        self._lesson = Lesson((*lesson.names, *self._config.preload), lesson.environment)
         self.fill_soon()
 
     def fill_soon(self) -> None:
@@ -170,7 +163,7 @@ class StandbyPool:
         return False
 
     def _start(self, rank: Rank, pace: Pace) -> None:
-        lesson = self._lesson or Lesson()
+        lesson = self._lesson or Lesson((), {})
         ours, theirs = socket.socketpair()
         token = object()
         try:
@@ -192,7 +185,7 @@ class StandbyPool:
         standby.timer = loop.call_later(PRELOAD_TIMEOUT_S, self._on_hang, standby)
         request = {
             "preload": list(lesson.names),
-            "environment": dict(lesson.environment or {}),
+            "environment": dict(lesson.environment),
             "pace": {"share": pace.share, "cpus": list(pace.cpus)},
             "exclude": sorted(self._excluded),
             "cuda": self._config.cuda,

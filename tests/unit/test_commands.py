@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher import commands
 from ftlaunch.launcher.agent import Agent
@@ -18,12 +19,11 @@ from ftlaunch.launcher.commands import Desk
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config, HeartbeatConfig, RestartBudget, RestartConfig
 from ftlaunch.launcher.control.control_socket import ControlServer, RequestError
 from ftlaunch.launcher.control.office import Office
-from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Manner, StopWorkers
 from ftlaunch.launcher.decision.policy import judge
 from ftlaunch.launcher.decision.state import Ending, Phase, State
 from ftlaunch.launcher.hearing.peers import Peers
-from ftlaunch.launcher.journal.incident import FailureCause, Incident, Verdict
+from ftlaunch.launcher.journal.incident import Diagnosed, FailureCause, Incident
 from ftlaunch.launcher.views.present import describe_cause, describe_limit
 from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, Outcome
 from support import control_stand_in as stand_in
@@ -44,8 +44,8 @@ class Played:
     def stop(self, action: StopWorkers) -> None:
         self.stops.append(action)
 
-    def progress(self) -> ev.Progress:
-        return ev.Progress(beaten=True, step=40)
+    def progress(self) -> Progress:
+        return Progress(beaten=True, step=40)
 
     def record(self, action: Any, state: State) -> None:
         self.records.append(f"{action.name}: {action.reason}")
@@ -108,7 +108,7 @@ def test_restart_is_refused_when_no_generation_is_alive(phase: Phase) -> None:
 def test_restart_is_refused_when_it_would_end_the_job() -> None:
     budget = RestartConfig(budget=RestartBudget(0, 60.0), max_restarts=3)
     desk, agent, played = make_desk(stand_in.state(2), budget)
-    played.progress = ev.Progress  # type: ignore[method-assign]
+    played.progress = Progress  # type: ignore[method-assign]
     before = agent.state
     with pytest.raises(RequestError, match=r"would end the job .*--restart-budget.*; ftctl stop ends it in order"):
         request(desk, "restart")
@@ -204,7 +204,7 @@ def test_the_last_cause_is_what_was_found_out() -> None:
     seen = Incident(1, FailureCause("signal", "was killed by SIGKILL", rank=1, pid=7), "restart", "restart 2")
     cause = describe_cause(seen)
     assert cause is not None and (cause.rank, cause.reason) == (1, "was killed by SIGKILL")
-    found = Verdict("out_of_memory", "rank 2 (pid 8) was OOM-killed by the kernel: limit (soft)", "certain", "", 2)
+    found = Diagnosed("out_of_memory", "rank 2 (pid 8) was OOM-killed by the kernel: limit (soft)", "certain", "", 2)
     cause = describe_cause(replace(seen, diagnosis=found))
     assert cause is not None and (cause.rank, cause.reason) == (2, "was OOM-killed by the kernel: limit (soft)")
 

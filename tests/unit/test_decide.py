@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.heartbeat.watching.verdicts import Progress
 from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.decision import actions as do
 from ftlaunch.launcher.decision import events as ev
@@ -75,7 +77,7 @@ def stopped(local_rank: int, code: int = -9) -> ev.WorkerExited:
     return exited(local_rank, code, own=False)
 
 
-WORDS = ev.LastWords("ValueError", "bad", "Traceback…", "train.py:3", 7, 1)
+WORDS = LastWords("ValueError", "bad", "Traceback…", "train.py:3", step=7)
 
 
 def test_start_joins_and_starts_the_agreed_world() -> None:
@@ -93,7 +95,7 @@ def test_start_joins_and_starts_the_agreed_world() -> None:
         (exited(1, -9), ev.FailureKind.SIGNAL),
         (exited(1, 3), ev.FailureKind.EXIT),
         (ev.WorkerFailing(0, 1, WORDS), ev.FailureKind.EXCEPTION),
-        (ev.WorkerFailing(0, 1, replace(WORDS, exception="")), ev.FailureKind.EXIT),
+        (ev.WorkerFailing(0, 1, replace(WORDS, type="SystemExit")), ev.FailureKind.EXIT),
         (ev.WorkerStalled(0, 1, "silent", "rank 1 is silent"), ev.FailureKind.STALL),
         (ev.RestartRequested(0, "asked to"), ev.FailureKind.REQUEST),
         (rdzv.PeerFailed(0, "b", "rank 3 died"), ev.FailureKind.PEER),
@@ -365,7 +367,7 @@ def test_one_node_teaches_the_spares_though_no_secrets(group_rank: int, taught: 
 
 
 def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_waited_for() -> None:
-    state = tell(running(), ev.ProgressNoted(0, ev.Progress(True, ticks=70))).state
+    state = tell(running(), ev.ProgressNoted(0, Progress(True, ticks=70))).state
     found = tell(state, rdzv.PeerFailed(0, "b", "its rank died"), judge=later)
     assert found.state.history[-1].ticks == 70
     assert none(do.WakeAt, found) and found.state.recovery == Recovery()
@@ -374,13 +376,13 @@ def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_w
 
 
 def test_the_step_of_a_failure_is_the_failed_ranks_own_and_progress_the_highest() -> None:
-    failed = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, ticks=6), ev.Progress(True, 9, 8)))
+    failed = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, ticks=6), Progress(True, 9, 8)))
     record = failed.state.history[-1]
     assert (record.step, record.ticks, record.failed_at) == (9, 8, (7, 6))
     assert [a.fields["step"] for a in failed.actions if isinstance(a, do.Record)] == [7]
-    silent = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, step=None), ev.Progress(True, 9, 8)))
+    silent = tell(running(), ev.WorkerFailing(0, 1, replace(WORDS, step=None), Progress(True, 9, 8)))
     assert silent.state.history[-1].failed_at == (9, 8), "it told none"
-    corrected = tell(failed.state, ev.WorkerExited(0, 0, -9, 1.0, ev.Progress(True, 9, 8)))
+    corrected = tell(failed.state, ev.WorkerExited(0, 0, -9, 1.0, Progress(True, 9, 8)))
     assert [(a.name, a.fields.get("step")) for a in corrected.actions if isinstance(a, do.Record)] == [
         ("worker_exited", None),
         ("cause_corrected", 9),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
 from ftlaunch.launcher.decision import actions as do
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.decide import decide
@@ -22,7 +23,7 @@ from ftlaunch.launcher.decision.state import Phase, State
 from ftlaunch.rendezvous import interface as rdzv
 
 SLOTS = 2
-WORDS = ev.LastWords("ValueError", "bad", "Traceback…", "train.py:3", 7, 1)
+WORDS = LastWords("ValueError", "bad", "Traceback…", "train.py:3", step=7)
 
 
 class Surroundings:

@@ -6,14 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from ftlaunch.heartbeat.watching.lastwords import LastWords
 from ftlaunch.launcher.decision import actions as do
-from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords
+from ftlaunch.launcher.decision.events import Failure, FailureKind
 from ftlaunch.launcher.decision.state import State, WorkerState, WorkerStatus
 from ftlaunch.launcher.evidence.case import Case, judge_all, judge_first, says_more
 from ftlaunch.launcher.evidence.diagnosis import NodeEvidence
 from ftlaunch.launcher.evidence.inquiry import Inquiry
 from ftlaunch.launcher.evidence.oom import OomFacts, OomKill
-from ftlaunch.launcher.journal.incident import Incident, Verdict, cause_of, from_json, to_json
+from ftlaunch.launcher.journal.incident import Diagnosed, Incident, cause_of, from_json, to_json
 from ftlaunch.launcher.journal.records import EventLog
 from ftlaunch.launcher.narrator import Narrator, Stopped
 
@@ -78,7 +79,7 @@ def test_stderr_counts_where_there_were_no_words() -> None:
 
 def test_incident_keeps_its_diagnosis_and_old_ones_have_none() -> None:
     cause = cause_of(failure(FailureKind.EXIT))
-    verdict = Verdict("exit", "rank 0 exited with code 1", "certain", "a hint", 0)
+    verdict = Diagnosed("exit", "rank 0 exited with code 1", "certain", "a hint", 0)
     incident = Incident(0, cause, "restart", "because", diagnosis=verdict, others=(verdict,), progress="rank 0 1.0 s")
     shape = to_json(incident)
     assert from_json(shape) == incident

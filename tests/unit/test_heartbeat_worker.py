@@ -138,6 +138,11 @@ def test_last_words_survive_any_payload(payload: dict[str, object]) -> None:
     assert isinstance(lastwords.from_payload(payload).address_in_use, bool)
 
 
+def test_a_script_that_exits_has_no_exception() -> None:
+    assert lastwords.LastWords("SystemExit").exception == ""
+    assert lastwords.LastWords("my.Error").exception == "my.Error"
+
+
 def test_torch_text_about_a_taken_port_is_recognised() -> None:
     text = "failed to listen: port: 29500, code: -98, name: EADDRINUSE, message: address already in use"
     assert lastwords.LastWords(message=text).address_in_use

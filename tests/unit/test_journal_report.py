@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.heartbeat.watching.verdicts import rank_ranges
-from ftlaunch.launcher.decision.events import Failure, FailureKind, LastWords, Progress
+from ftlaunch.heartbeat.watching.lastwords import LastWords
+from ftlaunch.heartbeat.watching.verdicts import Progress, rank_ranges
+from ftlaunch.launcher.decision.events import Failure, FailureKind
 from ftlaunch.launcher.journal.errorfile import ErrorFile, parent_shape, read_error_file, write_parent_error_file
 from ftlaunch.launcher.journal.failure_report import (
     FailureReport,
@@ -157,7 +158,7 @@ def test_the_first_failure_is_by_time_of_death_not_by_rank() -> None:
 
 
 FAILURE = Failure(
-    FailureKind.EXCEPTION, 4, 10.0, "ValueError: boom", 1, None, LastWords("ValueError", "boom", "tb", "f.py:1", 7, 1)
+    FailureKind.EXCEPTION, 4, 10.0, "ValueError: boom", 1, None, LastWords("ValueError", "boom", "tb", "f.py:1", step=7)
 )
 
 

@@ -17,7 +17,7 @@ from ftlaunch.heartbeat.watching.elsewhere import Survey
 from ftlaunch.heartbeat.watching.endpoint import EndpointError, open_endpoint
 from ftlaunch.heartbeat.watching.listener import Heard, Listener
 from ftlaunch.heartbeat.watching.suspects import evidence_of
-from ftlaunch.heartbeat.watching.verdicts import AT_ONCE, Assessment, Stall
+from ftlaunch.heartbeat.watching.verdicts import AT_ONCE, Assessment, Progress, Stall
 from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.heartbeat.wire import Kind, Message
 from ftlaunch.launcher import clock
@@ -152,9 +152,9 @@ class Hearing:
 
     # -- what others ask ----------------------------------------------------------------------------------------
 
-    def progress(self) -> ev.Progress:
+    def progress(self) -> Progress:
         """How far this node's ranks came in this generation."""
-        return ev.Progress(*self.watch.progress())
+        return self.watch.progress()
 
     def in_checkpoint(self, worker: WorkerProcess) -> bool:
         """Whether the rank is writing (or reading) a checkpoint."""
