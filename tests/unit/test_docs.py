@@ -75,6 +75,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_named_on_pages_exist(page: Path) -> None:
+    named = re.findall(r"\b(?:examples|scripts|tests)/[\w./]+\w", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_source_files_named_by_the_architecture_page_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     table = text.partition("| in `launcher/` | |")[2].partition("\n## ")[0]
