@@ -53,7 +53,6 @@ def test_drill_with_three_faults_does_all_steps(ftlaunch: Launcher, tmp_path: Pa
     assert recovery.done(story) == {0, 1}
     found = recovery.recoveries(story)
     assert [each.kind for each in found] == ["kill", "raise", "kill"]
-    assert all(each.resume_s < 120 for each in found)
     starts = [event["step"] for event in story if event["event"] == "start" and event["rank"] == 0]
     assert starts == [0, 10, 30, 50]
     assert len(job.incidents()) == 3

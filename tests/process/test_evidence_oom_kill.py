@@ -14,7 +14,7 @@ from ftlaunch.launcher.evidence.collect import open_node_watch
 from ftlaunch.launcher.evidence.culprit import investigate
 from ftlaunch.launcher.evidence.diagnosis import Confidence, Kind, NodeEvidence, RankEvidence
 from ftlaunch.launcher.evidence.kernel_log import KernelLog, open_kernel_log, parse_fault, pids_are_ours
-from ftlaunch.launcher.evidence.oom import OomWatch, warn_of_group_kill
+from ftlaunch.launcher.evidence.oom import OomWatch
 from ftlaunch.launcher.gpu.model import XidEvent
 from support import cgroups
 from support.waiting import wait_until
@@ -143,4 +143,3 @@ def test_a_generation_is_watched_as_a_whole() -> None:
     assert evidence.xids == (later,) and evidence.oom.kills == ()
     assert evidence.shm_free_fraction is None or 0 <= evidence.shm_free_fraction <= 1
     assert investigate([RankEvidence(0, process.pid, -9, 1.0)], evidence).cause is not None
-    assert isinstance(warn_of_group_kill(), str)

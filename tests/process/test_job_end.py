@@ -296,7 +296,7 @@ def test_run_directory_tells_the_story(ftlaunch: Launcher, script: Script) -> No
     (incident,) = job.incidents()
     assert incident["cause"]["rank"] == 1 and incident["cause"]["exit_code"] == -9 and incident["decision"] == "restart"
     assert [end["stopped_by_launcher"] for end in incident["consequences"] if end["rank"] == 1] == [False]
-    assert incident["phases_s"]["workers_started"] >= 0
+    assert "workers_started" in incident["phases_s"]
 
 
 def test_no_torch_and_no_grpc_in_the_agent(ftlaunch: Launcher, script: Script) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -105,16 +106,13 @@ def test_F4_rank_under_a_debugger_is_never_killed_for_its_silence(ftlaunch: Laun
     assert gdb.stdin is not None
     wait_until(lambda: job.events("traced"), 30, "the agent has noticed the debugger")
     # Several limits long: the notice comes with the first look, a stall would come with a later one.
-    before = len(job.events())
     wait_until(lambda: _age(job, "traced") > 4.0, 20)
     gdb.stdin.write(b"detach\nquit\n")
     gdb.communicate()
-    assert job.wait(60) == 0 and not stalls(job) and before <= len(job.events())
+    assert job.wait(60) == 0 and not stalls(job)
 
 
 def _age(job: Job, name: str) -> float:
-    import time
-
     return time.monotonic() - float(job.events(name)[0]["monotonic"])
 
 
