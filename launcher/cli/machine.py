@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftlaunch.launcher.host import devices
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -32,10 +30,22 @@ def this_machine() -> Machine:
         executable=sys.executable,
         orig_argv=tuple(sys.orig_argv),
         cpus=frozenset(os.sched_getaffinity(0)),
-        count_gpus=devices.count_gpus,
-        count_xpus=devices.count_xpus,
+        count_gpus=_count_gpus,
+        count_xpus=_count_xpus,
         is_local=is_local,
     )
+
+
+def _count_gpus(chosen: Sequence[str] | None) -> int:
+    from ftlaunch.launcher.host.devices import count_gpus
+
+    return count_gpus(chosen)
+
+
+def _count_xpus(environ: Mapping[str, str]) -> int:
+    from ftlaunch.launcher.host.devices import count_xpus
+
+    return count_xpus(environ)
 
 
 def is_local(host: str) -> bool:

@@ -27,7 +27,7 @@ from ftlaunch.launcher.config import (
     WorkersConfig,
 )
 from ftlaunch.launcher.errors import UsageError
-from ftlaunch.launcher.host import devices
+from ftlaunch.launcher.host.visible import VISIBLE, entries, narrow
 
 
 def resolve(
@@ -70,7 +70,7 @@ def requires_nodes(config: Config) -> bool:
 
 
 def _workers(settings: Settings, environ: Mapping[str, str], machine: Machine) -> WorkersConfig:
-    visible = devices.entries(environ)
+    visible = entries(environ)
     gpus = _gpus(settings, visible)
     if gpus is not None:
         visible = gpus
@@ -95,10 +95,10 @@ def _gpus(settings: Settings, visible: Sequence[str] | None) -> tuple[str, ...] 
     if settings["gpus"] is None:
         return None
     try:
-        narrowed = devices.narrow(visible, settings["gpus"])
+        narrowed = narrow(visible, settings["gpus"])
     except ValueError as error:
         raise settings.error("gpus", str(error)) from None
-    settings.derive("gpus", narrowed, ",".join(narrowed), f"{devices.VISIBLE} of the ranks")
+    settings.derive("gpus", narrowed, ",".join(narrowed), f"{VISIBLE} of the ranks")
     return narrowed
 
 

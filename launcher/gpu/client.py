@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, ProcessUse, XidEvent
+from ftlaunch.launcher.gpu.model import DeviceHealth, DeviceSample, Holder, ProcessUse, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung, NvmlUnavailable
+from ftlaunch.launcher.host.visible import Device
 from ftlaunch.launcher.processes import bystanders
 
 OPEN_TIMEOUT_S = 30.0

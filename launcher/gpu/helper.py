@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftlaunch.launcher.gpu.holders import DEVICE_GLOB, find_holders, kill_marked
-from ftlaunch.launcher.gpu.model import Device
 from ftlaunch.launcher.gpu.nvml import Nvml, open_nvml
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
-from ftlaunch.launcher.gpu.visible import choose
+from ftlaunch.launcher.host.visible import Device, choose
 
 
 class Helper:

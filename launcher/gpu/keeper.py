@@ -12,10 +12,11 @@ from ftlaunch.launcher import clock
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.gpu import client as nvml
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
-from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, Holder, XidEvent
+from ftlaunch.launcher.gpu.model import DeviceHealth, DeviceSample, Holder, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
 from ftlaunch.launcher.host.quick_look import all_hidden, driver_present
+from ftlaunch.launcher.host.visible import Device
 
 _MAX_XIDS = 256
 _MAX_RESTARTS = 5

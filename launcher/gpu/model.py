@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ftlaunch.launcher.host.visible import Device
 from ftlaunch.launcher.sizes import format_bytes
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device that ranks may use: a whole GPU or one MIG instance. ``index`` is NVML's (PCI bus order)."""
-
-    uuid: str
-    index: int
-    name: str = ""
-    mig: bool = False
-    parent_uuid: str = ""
-    """Of a MIG instance: the GPU it is cut from."""
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-    def __str__(self) -> str:
-        return f"GPU {self.index} MIG {self.uuid}" if self.mig else f"GPU {self.index} ({self.uuid})"
 
 
 @dataclass(frozen=True)

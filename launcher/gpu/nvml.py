@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ftlaunch.launcher.gpu.holders import carries_mark, process_name
-from ftlaunch.launcher.gpu.model import Device, DeviceHealth, DeviceSample, ProcessUse, XidEvent
+from ftlaunch.launcher.gpu.model import DeviceHealth, DeviceSample, ProcessUse, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
+from ftlaunch.launcher.host.visible import Device
 
 _T = TypeVar("_T")
 _EVENT_WAIT_MS = 3_600_000

@@ -1,20 +1,18 @@
-"""Which accelerators this job may use, without importing torch.
+"""How many accelerators this job may use, and which, without importing torch.
 
-CUDA_VISIBLE_DEVICES names them as CUDA reads it (CUDA C++ programming guide, "CUDA environment variables"): device
-numbers, UUIDs or unambiguous beginnings of them, MIG ids; the first entry that names nothing ends the list. NVML does
-not know that variable, so whoever asks NVML maps through :func:`select`. NVML counts in PCI order; CUDA does so on
-nodes with one model of GPU, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+NVML does not know CUDA_VISIBLE_DEVICES, so whoever asks NVML maps through :func:`select`. NVML counts in PCI order;
+CUDA does so on nodes with one model of GPU, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from ftlaunch.launcher.host.visible import Device, named
+
 _INTEL = "0x8086"
 
 
@@ -29,83 +27,17 @@ class Gpu:
     mig_uuids: tuple[str, ...] = ()
 
 
-def entries(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, stripped; ``None`` when it is not set, which means all."""
-    listed = environ.get(VISIBLE)
-    if listed is None:
-        return None
-    return tuple(part.strip() for part in listed.split(",")) if listed.strip() else ()
-
-
 def select(chosen: Sequence[str] | None, table: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """The physical GPU behind each visible device, in the order CUDA numbers them.
 
-    Two MIG instances of one GPU give that GPU twice. Entries after one that names nothing are not seen, by CUDA's
-    rule; the same device named twice makes CUDA see none.
+    Two MIG instances of one GPU give that GPU twice.
     """
     if chosen is None:
         return tuple(table)
-    found: list[Gpu] = []
-    seen: set[str] = set()
-    for entry in chosen:
-        match = _match(entry, table)
-        if match is None:
-            break
-        gpu, identity = match
-        if identity in seen:
-            return ()
-        seen.add(identity)
-        found.append(gpu)
-    return tuple(found)
-
-
-def _match(entry: str, table: Sequence[Gpu]) -> tuple[Gpu, str] | None:
-    """The GPU that an entry names, and what would name the same device again."""
-    if re.fullmatch(r"\d{1,6}", entry, re.ASCII):
-        return next(((gpu, f"{gpu.index}") for gpu in table if gpu.index == int(entry)), None)
-    if entry.startswith("GPU-"):
-        owners = [(gpu, f"{gpu.index}") for gpu in table if gpu.uuid.startswith(entry)]
-    elif entry.startswith("MIG-GPU-"):
-        # The old form, MIG-GPU-<uuid>/<gi>/<ci>, carries the UUID of the GPU it is part of (MIG user guide).
-        owner = entry.removeprefix("MIG-").partition("/")[0]
-        owners = [(gpu, entry) for gpu in table if gpu.uuid == owner]
-    elif entry.startswith("MIG-"):
-        owners = [(gpu, mig) for gpu in table for mig in gpu.mig_uuids if mig.startswith(entry)]
-    else:
-        return None
-    return owners[0] if len(owners) == 1 else None
-
-
-def narrow(chosen: Sequence[str] | None, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Apply ``--gpus``: each wanted entry is a place among the visible ones or a UUID. Returns the new entries.
-
-    Raises :class:`ValueError` with a phrase for the user when one is not visible or comes twice.
-    """
-    narrowed: list[str] = []
-    for want in wanted:
-        if re.fullmatch(r"\d{1,6}", want, re.ASCII):
-            if chosen is not None and int(want) >= len(chosen):
-                raise ValueError(f"must name visible GPUs: {VISIBLE}={','.join(chosen)} has no number {want}")
-            entry = want if chosen is None else chosen[int(want)]
-        elif want.startswith(("GPU-", "MIG-")):
-            if chosen is not None and want not in chosen:
-                raise ValueError(f"must name visible GPUs: {VISIBLE}={','.join(chosen)} does not list {want}")
-            entry = want
-        else:
-            raise ValueError("must be numbers, GPU-... or MIG-... ids with commas between, such as 0,1")
-        if entry in narrowed:
-            raise ValueError(f"must name every GPU once, but {want} comes twice")
-        narrowed.append(entry)
-    if not narrowed:
-        raise ValueError("must name at least one GPU, such as 0")
-    return tuple(narrowed)
-
-
-def for_rank(chosen: Sequence[str] | None, local_rank: int) -> str:
-    """The one entry that a rank sees under ``--virtual-local-rank``; empty when the list has none for it."""
-    if chosen is None:
-        return str(local_rank)
-    return chosen[local_rank] if local_rank < len(chosen) else ""
+    whole = [Device(gpu.uuid, gpu.index) for gpu in table]
+    parts = [Device(uuid, gpu.index, mig=True, parent_uuid=gpu.uuid) for gpu in table for uuid in gpu.mig_uuids]
+    by_index = {gpu.index: gpu for gpu in table}
+    return tuple(by_index[device.index] for device in named(chosen, [*whole, *parts]).devices)
 
 
 def count_gpus(chosen: Sequence[str] | None) -> int:

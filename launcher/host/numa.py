@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftlaunch.launcher.config import Config
-from ftlaunch.launcher.host import devices
+from ftlaunch.launcher.host.visible import entries
 
 SYS = Path("/sys")
 
@@ -31,8 +31,10 @@ def affinity(config: Config, root: Path = SYS, allowed: Collection[int] | None =
     workers = config.workers
     if workers.numa_binding is None:
         return Binding((None,) * workers.nproc)
-    chosen = devices.entries(config.environment) if workers.gpus is None else workers.gpus
-    addresses = [gpu.pci for gpu in devices.select(chosen, devices.gpu_table())]
+    from ftlaunch.launcher.host.devices import gpu_table, select
+
+    chosen = entries(config.environment) if workers.gpus is None else workers.gpus
+    addresses = [gpu.pci for gpu in select(chosen, gpu_table())]
     usable = os.sched_getaffinity(0) if allowed is None else allowed
     return bind(workers.numa_binding, workers.nproc, addresses, frozenset(usable), root)
 

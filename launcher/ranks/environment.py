@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping
 
 from ftlaunch.launcher.config import Config, RestartConfig
-from ftlaunch.launcher.host import devices
+from ftlaunch.launcher.host import visible
 from ftlaunch.rendezvous.interface import World
 
 UNLIMITED_RESTARTS = 2**31 - 1
@@ -91,6 +91,6 @@ def _visible_gpus(config: Config, local_rank: int) -> dict[str, str]:
     """Nothing, unless an option asks for another choice than the inherited one."""
     gpus = config.workers.gpus
     if config.workers.virtual_local_rank:
-        entries = devices.entries(config.environment) if gpus is None else gpus
-        return {"CUDA_VISIBLE_DEVICES": devices.for_rank(entries, local_rank)}
+        entries = visible.entries(config.environment) if gpus is None else gpus
+        return {"CUDA_VISIBLE_DEVICES": visible.for_rank(entries, local_rank)}
     return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ftlaunch.launcher.host import devices
+from ftlaunch.launcher.host import visible as visibility
 from ftlaunch.launcher.host.devices import Gpu
 
 GPUS = (
@@ -35,17 +36,21 @@ GPUS = (
         ("GPU-bb33,GPU-aa11", [2, 0]),
         ("GPU-bb", [2]),
         ("GPU-aa", []),
+        ("GPU-BB33", []),
         ("GPU-zz,0", []),
         ("MIG-m2", [1]),
         ("MIG-m1,MIG-m2", [1, 1]),
         ("MIG-GPU-aa22/3/0", [1]),
+        ("MIG-GPU-aa22/3/0,MIG-GPU-aa22/4/0", [1, 1]),
+        ("MIG-GPU-aa22/3/0,MIG-GPU-aa22/3/0", []),
+        ("MIG-GPU-bb33/3/0", []),
         ("1,1", []),
         ("2,GPU-bb33", []),
     ],
 )
 def test_select(visible: str | None, expected: list[int]) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert [gpu.index for gpu in devices.select(devices.entries(environ), GPUS)] == expected
+    assert [gpu.index for gpu in devices.select(visibility.entries(environ), GPUS)] == expected
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_select(visible: str | None, expected: list[int]) -> None:
     ],
 )
 def test_narrow(chosen: list[str] | None, wanted: list[str], expected: tuple[str, ...]) -> None:
-    assert devices.narrow(chosen, wanted) == expected
+    assert visibility.narrow(chosen, wanted) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_narrow(chosen: list[str] | None, wanted: list[str], expected: tuple[str
 )
 def test_narrow_refuses(chosen: list[str] | None, wanted: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        devices.narrow(chosen, wanted)
+        visibility.narrow(chosen, wanted)
 
 
 class NvmlError(Exception):

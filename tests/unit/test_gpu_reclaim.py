@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseline
-from ftlaunch.launcher.gpu.model import Device, DeviceSample, Holder, ProcessUse
+from ftlaunch.launcher.gpu.model import DeviceSample, Holder, ProcessUse
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimRequest, reclaim, reclaimed
+from ftlaunch.launcher.host.visible import Device
 from ftlaunch.launcher.sizes import format_bytes
 
 GIB, MIB = 1 << 30, 1 << 20

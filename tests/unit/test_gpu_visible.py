@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlaunch.launcher.gpu.model import Device
-from ftlaunch.launcher.gpu.visible import choose
 from ftlaunch.launcher.host.quick_look import driver_present
+from ftlaunch.launcher.host.visible import Device, choose
 
 A, B, C = (Device(f"GPU-{start}-0000", index, "H100") for index, start in enumerate(("aaaa", "aabb", "cccc")))
 GPUS = (A, B, C)
@@ -30,6 +29,7 @@ WITH_MIG = (CUT, FIRST, SECOND, C)
         ("GPU-cccc-0000", [C]),
         ("GPU-aab", [B]),
         ("gpu-CCCC", []),
+        ("GPU-CCCC", []),
         ("GPU-aa", []),
         ("cccc", []),
         ("0,0", []),

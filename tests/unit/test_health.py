@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftlaunch.launcher.gpu.model import Device, DeviceHealth, XidEvent
+from ftlaunch.launcher.gpu.model import DeviceHealth, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlHung
 from ftlaunch.launcher.health.command import judge_command, last_line
 from ftlaunch.launcher.health.gpus import check_gpus
@@ -18,6 +18,7 @@ from ftlaunch.launcher.health.result import Health, Healthy, Result, Unhealthy
 from ftlaunch.launcher.health.runner import Check, run_checks
 from ftlaunch.launcher.health.storage import PathFacts, check_path, check_shm
 from ftlaunch.launcher.health.termination_log import choose_path, cut, write_termination_log
+from ftlaunch.launcher.host.visible import Device
 from ftlaunch.launcher.processes.bystanders import Finished
 
 MIB, GIB = 1 << 20, 1 << 30
