@@ -1,7 +1,7 @@
 """How long a silence may last: what the user said, else what this job has shown, else generous defaults. Pure.
 
-One table per job: all ranks of a node learn into it, it is kept across generations, and nodes may exchange it. A
-*gap* is a silence that ended by itself, measured by the clock of the worker, so the agent's own pauses are not in it.
+One table for each node: all its ranks learn into it, and it is kept across generations. A *gap* is a silence that
+ended by itself, measured by the clock of the worker, so the agent's own pauses are not in it.
 
 =============================  =====================================================================================
 ``--section-timeout NAME=S``   exactly S, for ``step`` and ``init`` too
@@ -28,7 +28,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 INIT = "init"
 STEP = "step"
@@ -46,8 +46,6 @@ _ROOMY = 10.0
 _WARM_MARGIN = 1.5
 _PLACE_MARGIN = 10
 _MAX_SECTIONS = 256
-_MAX_NAME = 64
-VERSION = 1
 
 
 class Settings(Protocol):
@@ -240,40 +238,6 @@ class Limits:
         start = self.start_s if section == STEP else 0.0
         return max(seen.longest_s * self.settings.safety_factor, floor, seen.warm_s * _WARM_MARGIN, start)
 
-    # -- keeping ------------------------------------------------------------------------------------------------
-
-    def snapshot(self) -> dict[str, Any]:
-        """As JSON knows it, for a spare or another node; a few hundred bytes."""
-        sections = {name: [seen.beats, seen.visits, seen.longest_s, seen.warm_s] for name, seen in self._seen.items()}
-        return {"version": VERSION, "sections": sections, "start_s": self.start_s}
-
-    def merge(self, snapshot: object) -> None:
-        """Take in what another node has learnt: the longest gap of both. Whatever is not understood is left out."""
-        if not isinstance(snapshot, Mapping) or snapshot.get("version") != VERSION:
-            return
-        self.start_s = max(self.start_s, _seconds(snapshot.get("start_s")))
-        sections = snapshot.get("sections")
-        for name, values in sections.items() if isinstance(sections, Mapping) else ():
-            if isinstance(name, str) and len(name) <= _MAX_NAME and isinstance(values, (list, tuple)):
-                self._merge_section(name, values)
-        self.version += 1
-
-    def _merge_section(self, name: str, values: list[object] | tuple[object, ...]) -> None:
-        if len(values) != 4 or (name not in self._seen and len(self._seen) >= _MAX_SECTIONS):
-            return
-        seen = self._seen.setdefault(name, Observed())
-        # Not the sum: the same gaps may come round again.
-        seen.beats = max(seen.beats, int(_seconds(values[0])))
-        seen.visits = max(seen.visits, int(_seconds(values[1])))
-        seen.longest_s = max(seen.longest_s, _seconds(values[2]))
-        seen.warm_s = max(seen.warm_s, _seconds(values[3]))
-
 
 def _or_none(seconds: float) -> float:
     return seconds if seconds > 0 else math.inf
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return 0.0
-    return float(value) if 0 <= value <= 1e9 else 0.0
