@@ -1,7 +1,9 @@
 """Where the heartbeat socket lies: a private directory with a short enough path, else an abstract address.
 
 The directory is locked with flock(2) as long as its agent lives, however it dies. So whoever gets the lock knows that
-the owner is gone, in whatever PID namespace that was, and systemd-tmpfiles(8) leaves a locked directory alone.
+the owner is gone, in whatever PID namespace that was, and systemd-tmpfiles(8) leaves a locked directory alone. Some
+network file systems keep such locks for each machine: the name holds the beginning of the kernel's boot id, and only
+what bears that of this kernel is ever taken for left behind.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _MAX_FILES = 64
 
 
 class EndpointError(Exception):
-    """There is no place for the socket. One line: what was tried, and why each did not do. Caught at agent start."""
+    """There is no place for the socket. One line: what was tried, and why each did not do. The agent ends with it."""
 
 
 class Endpoint:
@@ -83,13 +85,13 @@ def open_endpoint(
 
 
 def sweep_stale(environ: Mapping[str, str], fallbacks: Sequence[str] = _FALLBACKS) -> int:
-    """Remove directories that dead agents of this user left behind; returns how many. Never raises.
+    """Remove directories that dead agents of this user and this boot left behind; returns how many. Never raises.
 
     Looks at no more than 20 000 names per place (about 10 ms): not for the way to the first worker.
     """
-    removed = 0
-    for root in _roots(environ, fallbacks):
-        for path in _candidates(root):
+    removed, boot = 0, _boot()
+    for root in _roots(environ, fallbacks) if boot else ():
+        for path in _candidates(root, PREFIX + boot):
             removed += _remove_if_stale(path)
     return removed
 
@@ -101,8 +103,9 @@ def _roots(environ: Mapping[str, str], fallbacks: Sequence[str]) -> list[str]:
 
 
 def _open_in(root: str) -> Endpoint:
+    boot = _boot()
     for _ in range(_ATTEMPTS):
-        directory = os.path.join(root, PREFIX + secrets.token_hex(4))
+        directory = os.path.join(root, PREFIX + boot + secrets.token_hex(4))
         address = os.path.join(directory, SOCKET_NAME)
         length = len(os.fsencode(address))
         if length > MAX_PATH_BYTES:
@@ -127,9 +130,12 @@ def _make_directory(directory: str) -> int | None:
         os.mkdir(directory, 0o700)
     except FileExistsError:
         return None
-    # Whatever the umask left of it.
-    os.chmod(directory, 0o700)
-    lock_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Whatever the umask left of it.
+        os.chmod(directory, 0o700)
+        lock_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         status = os.fstat(lock_fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
@@ -181,12 +187,21 @@ def _bind(address: str) -> socket.socket:
     return receiver
 
 
-def _candidates(root: str) -> Iterator[str]:
+def _boot() -> str:
+    """How names of this boot go on; empty where the kernel does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(8) + "-"
+    except OSError:
+        return ""
+
+
+def _candidates(root: str, beginning: str) -> Iterator[str]:
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         for count, entry in enumerate(entries):
             if count >= _MAX_SCANNED:
                 return
-            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+            if entry.name.startswith(beginning) and entry.is_dir(follow_symlinks=False):
                 yield entry.path
 
 

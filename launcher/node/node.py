@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher.decision import events as ev
@@ -102,12 +103,16 @@ class Node:
         self.running = False
 
     async def _load(self) -> None:
+        from ftlaunch.heartbeat.watching.endpoint import sweep_stale
+        from ftlaunch.launcher.output.threads import start_quiet_thread
         from ftlaunch.launcher.processes.offload import in_thread
 
         await asyncio.sleep(_SETTLE_S)
         # In a thread, so that a death in these milliseconds is seen at once.
         await in_thread(_preload, _LOAD_TIMEOUT_S)
         self.keeper.inquiry.open()
+        # Its agent and its guardian may have been killed together: then nobody else removes the place of their sockets.
+        start_quiet_thread(partial(sweep_stale, self._config.environment), "ftlaunch-sweep")
 
     def _is_plainly_fit(self) -> bool:
         config = self._config

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 
-def start_quiet_thread(target: Callable[[], None], name: str) -> threading.Thread:
+def start_quiet_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """Start a daemon thread with all signals blocked, so that the kernel delivers every signal to the main thread.
 
     The mask is inherited (pthread_sigmask(3)): blocking before the start leaves no moment in which the thread could be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -88,6 +89,35 @@ def test_A3_a_rank_that_closed_all_its_descriptors_still_dies_with_its_agent(
     wait_until(lambda: job.out.count("ready") == 2, 30)
     job.signal(signal.SIGKILL)
     wait_until(lambda: not job.processes(), 5, "everything is gone")
+
+
+def place_of_sockets(job: Job) -> Path:
+    assert job.run_dir is not None
+    return Path(json.loads((job.run_dir / "run.json").read_text())["control"]).parent
+
+
+def test_the_next_job_removes_the_sockets_of_an_agent_that_was_killed_with_its_guardian(
+    ftlaunch: Launcher, tmp_path: Path
+) -> None:
+    waits = "say('ready')\nwhile os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    shared = tmp_path / "run"
+    shared.mkdir(mode=0o700)
+    # Where a socket's path is too long they lie elsewhere.
+    runtime = {"XDG_RUNTIME_DIR": str(shared), "TMPDIR": "/tmp"}
+    killed, running = (ftlaunch("--standby", "off", write(tmp_path, waits), tmp_path, env=runtime) for _ in range(2))
+    for job in (killed, running):
+        job.wait_for_output("ready")
+    guardian = next(pid for pid in procfs.children(killed.pid) if "guardian" in procfs.describe(pid))
+    os.kill(guardian, signal.SIGSTOP)
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    os.kill(guardian, signal.SIGKILL)
+    wait_until(lambda: not killed.processes() and not procfs.alive(guardian), 10)
+    left = place_of_sockets(killed)
+    assert left.is_dir()
+    later = ftlaunch("--standby", "off", write(tmp_path, waits), left, env=runtime)
+    assert later.wait() == 0
+    assert not left.exists() and (place_of_sockets(running) / "beats").is_socket()
 
 
 def test_A7_survivors_are_stopped_at_once(ftlaunch: Launcher, tmp_path: Path) -> None:

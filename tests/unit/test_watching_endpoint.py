@@ -83,12 +83,12 @@ def test_runtime_dir_comes_before_tmpdir_before_fallbacks(short: Path) -> None:
         environ.pop({"run": "XDG_RUNTIME_DIR", "tmp": "TMPDIR"}.get(wanted, ""), None)
 
 
-@pytest.mark.parametrize("length", [40, 80, 81, 83, 84, 85, 107, 108, 120, 255, 1000])
+@pytest.mark.parametrize("length", [40, 71, 72, 74, 75, 76, 107, 108, 120, 255, 1000])
 def test_any_length_of_tmpdir_will_do(short: Path, length: int) -> None:
     path = deep(short, length)
     with opened({"TMPDIR": str(path)}, [str(short)]) as made:
         assert len(os.fsencode(made.address)) <= MAX_PATH_BYTES
-        fits = length + len("/ftlaunch-01234567/beats") <= MAX_PATH_BYTES
+        fits = length + len("/ftlaunch-01234567-01234567/beats") <= MAX_PATH_BYTES
         assert Path(made.directory).parent == (path if fits else short)
         reach(made)
 
@@ -136,7 +136,7 @@ def test_when_nothing_works_the_error_names_every_path_and_why(short: Path) -> N
     with pytest.raises(EndpointError) as caught:
         open_endpoint({"XDG_RUNTIME_DIR": str(too_deep), "TMPDIR": str(short / "none")}, [], abstract=False)
     text = str(caught.value)
-    assert str(too_deep) in text and "174 bytes" in text and str(MAX_PATH_BYTES) in text
+    assert str(too_deep) in text and "183 bytes" in text and str(MAX_PATH_BYTES) in text
     assert f"{short / 'none'}: No such file" in text
     assert "TMPDIR" in text and "\n" not in text
     assert list(too_deep.iterdir()) == []
@@ -222,16 +222,18 @@ def test_directories_of_dead_agents_are_removed_those_of_living_ones_are_not(sho
 
 
 def test_what_only_looks_like_one_is_not_touched(short: Path) -> None:
-    (short / "ftlaunch-file").touch()
-    (short / "ftlaunch-data").mkdir(mode=0o700)
-    (short / "ftlaunch-data" / "model.pt").touch()
-    (short / "ftlaunch-open").mkdir(mode=0o755)
-    (short / "ftlaunch-link").symlink_to(short / "ftlaunch-data")
-    (short / "ftlaunch-stale").mkdir(mode=0o700)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    (short / f"ftlaunch-{boot}-file").touch()
+    (short / "ftlaunch-of-another-boot").mkdir(mode=0o700)
+    (short / f"ftlaunch-{boot}-data").mkdir(mode=0o700)
+    (short / f"ftlaunch-{boot}-data" / "model.pt").touch()
+    (short / f"ftlaunch-{boot}-open").mkdir(mode=0o755)
+    (short / f"ftlaunch-{boot}-link").symlink_to(short / "ftlaunch-of-another-boot")
+    (short / f"ftlaunch-{boot}-stale").mkdir(mode=0o700)
     before = {path.name for path in short.iterdir()}
     assert sweep_stale({"TMPDIR": str(short)}, ()) == 1
-    assert {path.name for path in short.iterdir()} == before - {"ftlaunch-stale"}
-    assert (short / "ftlaunch-data" / "model.pt").exists()
+    assert {path.name for path in short.iterdir()} == before - {f"ftlaunch-{boot}-stale"}
+    assert (short / f"ftlaunch-{boot}-data" / "model.pt").exists()
 
 
 def test_an_agent_whose_fresh_directory_was_swept_away_takes_another(
