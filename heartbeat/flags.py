@@ -1,8 +1,9 @@
 """What the agent has to say without a message: one page of shared memory, which ranks can only read.
 
 The first byte becomes 1 when the job is asked to end and a checkpoint should be written now. The rest is between the
-agent and its guardian (``launcher/processes/guardian.py``), two native doubles in CLOCK_BOOTTIME seconds: when the
-ranks must be gone, unless the agent acts before (0: never), and when the guardian has seen to it.
+agent and its guardian (``launcher/processes/guardian.py``): two native doubles in CLOCK_BOOTTIME seconds, by when the
+ranks must be gone (0: never) and when the guardian has ended some, then how many ranks there are and their pids, as
+native unsigned ints.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 SAVE_NOW = 0
 GONE_BY = 8
 ENDED_AT = 16
+RANKS = 24
 SIZE = mmap.PAGESIZE
 
 _page: mmap.mmap | None = None

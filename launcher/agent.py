@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -157,6 +158,9 @@ class Agent:
 
     def post(self, event: ev.Event) -> None:
         """Hand in an event. Safe to call from within an action: it is queued behind the current one."""
+        if isinstance(event, ev.WorkerExited) and event.exit_code == -signal.SIGKILL and self._met:
+            # Of an agent that stood still the guardian has ended the ranks, and what they ended of comes first.
+            self._rendezvous.check_lease()
         self._inbox.append(event)
         if self._deciding:
             return

@@ -107,7 +107,7 @@ class Job:
         guard: Guard | None = None
         try:
             hearing = Hearing(self.config.heartbeat, self.config.environment, self.dumps, self._tell)
-            alone = self.config.rendezvous.max_nodes == 1
+            alone = self.config.rendezvous.backend == "local"
             guard = Guard(self.marker, hearing.endpoint.directory, None if alone else self.flags.writable)
             return await self._run_with(hearing, guard)
         except FtlaunchError as error:
@@ -188,6 +188,7 @@ class Job:
         crew.on_evidence = narrator.add_evidence
         crew.teach = agent.teach
         crew.ask_to_save = self.flags.ask_to_save
+        crew.ranks_are = self.flags.ranks_are
         node = self._make_node(agent, crew, narrator, hearing)
         agent.employ(WatchedCrew(crew, node))
         agent.progress = hearing.progress

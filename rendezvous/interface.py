@@ -236,10 +236,12 @@ class Rendezvous(Protocol):
     def tell_trust(self, listener: Callable[[float], None]) -> None:
         """Call it, from any thread, whenever the moment moves at which this node's ranks must be gone at the latest.
 
-        Before :meth:`start`. CLOCK_BOOTTIME seconds, after :class:`LeaseLost` and before the others may go on; 0.0 as
-        long as there is no such moment, or the agent knows of it and acts. For whoever stops the ranks of an agent
-        that does not run any more.
+        Before :meth:`start`. CLOCK_BOOTTIME seconds, after :class:`LeaseLost` and before the others may go on; 0.0 for
+        never. For whoever stops the ranks of an agent that does not.
         """
+
+    def check_lease(self) -> None:
+        """Tell :class:`LeaseLost` now if it is time, also where that was missed. Costs a look at the clock."""
 
     def respond_with(self, respondent: Respondent) -> None:
         """Who speaks for this node from now on. Without one no question is answered."""

@@ -54,6 +54,9 @@ class LocalRendezvous:
     def tell_trust(self, listener: Callable[[float], None]) -> None:
         """There is nobody else who could go on without this node."""
 
+    def check_lease(self) -> None:
+        """There is none."""
+
     def start(self, on_event: OnEvent) -> None:
         """Raises :class:`SettingsError` when the fixed master port is taken already."""
         self._on_event = on_event

@@ -76,6 +76,7 @@ class Inquiry:
     def begin_soon(self, generation: int, pids: Sequence[int]) -> None:
         """These ranks have just been started: remember where all counters stand, after what is being done now."""
         if self._current[0] != generation:
+            self._ask_for_the_guardian(self._current[0])
             before, self._current = self._current[0], (generation, pids)
             self._xids_before = {before: self._xids_before.get(before, 0), generation: len(self.sources.xids())}
         self._cancel()

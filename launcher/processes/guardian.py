@@ -6,10 +6,9 @@ the agent is gone. Ranks die of their own death pipe and parent-death signal at 
 what they have started: data-loader workers, daemons, setsid escapees. The agent starts it with the
 signals of terminals and supervisors blocked.
 
-With several nodes it also ends the ranks of an agent that lives and does not act (stopped, or stuck in the kernel),
-just before the other nodes may go on without this one. When that is stands in the page that
-:mod:`ftlaunch.heartbeat.flags` describes: the agent moves it on as long as it is heard of, and takes it away when it
-acts by itself.
+With several nodes it also ends the ranks that are left when the other nodes may go on without this one: those of an
+agent that is stopped, or whose teardown takes too long. When that is, and which processes are ranks, stands in the page
+that :mod:`ftlaunch.heartbeat.flags` describes.
 """
 
 from __future__ import annotations
@@ -22,17 +21,22 @@ import struct
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SWEEP_LIMIT_S = 10.0
 PAUSE_S = 0.02
 LOOK_S = 2.0
-# As in heartbeat/flags.py, which a file that is run by path with -I cannot import.
-GONE_BY, ENDED_AT = 8, 16
+# As in heartbeat/flags.py, which a file that is run by path cannot import.
+GONE_BY, ENDED_AT, RANKS = 8, 16, 24
+_PAGE_BYTES = 4096
 _DOUBLE = struct.Struct("d")
 
 
 def main(marker: str, runtime_dir: str, page: int | None) -> int:
     """Wait for the agent's end, then sweep. ``page``: a descriptor, with several nodes. Returns 0."""
-    in_order = agent_ended_in_order() if page is None else watched_until_the_end(marker, page)
+    in_order = agent_ended_in_order() if page is None else watched_until_the_end(marker, page, os.getppid())
     if not in_order:
         sweep(marker)
         if runtime_dir:
@@ -40,19 +44,59 @@ def main(marker: str, runtime_dir: str, page: int | None) -> int:
     return 0
 
 
-def watched_until_the_end(marker: str, page: int) -> bool:
-    """As :func:`agent_ended_in_order`; meanwhile the ranks are ended whenever their time is over."""
+def watched_until_the_end(marker: str, page: int, agent: int) -> bool:
+    """As :func:`agent_ended_in_order`; meanwhile ranks that are left when their time is over are ended."""
     acted_on = 0.0
     while True:
-        gone_by, now = read_moment(page, GONE_BY), time.clock_gettime(time.CLOCK_BOOTTIME)
+        (gone_by, pids), now = read_page(page), time.clock_gettime(time.CLOCK_BOOTTIME)
         bound = gone_by not in (0.0, acted_on)
         if bound and now >= gone_by:
-            sweep(marker)
-            os.pwrite(page, _DOUBLE.pack(now), ENDED_AT)
+            # Read once more: a moment that was just being written is no moment.
+            if read_page(page) != (gone_by, pids):
+                continue
             acted_on = gone_by
+            if end_ranks(pids, agent, marker):
+                os.pwrite(page, _DOUBLE.pack(now), ENDED_AT)
         # The moment may be set, or moved to an earlier one, while we wait.
         elif select.select([0], [], [], min(LOOK_S, gone_by - now) if bound else LOOK_S)[0]:
             return agent_ended_in_order()
+
+
+def read_page(page: int) -> tuple[float, tuple[int, ...]]:
+    """By when the ranks must be gone, 0.0 for never, and their pids."""
+    data = os.pread(page, _PAGE_BYTES, 0)
+    (moment,), (count,) = _DOUBLE.unpack_from(data, GONE_BY), struct.unpack_from("I", data, RANKS)
+    return float(moment), struct.unpack_from(f"{min(count, len(data) // 4)}I", data, RANKS + 4)
+
+
+def end_ranks(pids: tuple[int, ...], agent: int, marker: str) -> bool:
+    """Kill the ranks' groups, then what else they have started; whether any rank was alive.
+
+    Not standbys and what looks after the node: they are the agent's, and it may go on. By pid, since a rank may have
+    overwritten its environment (setproctitle does); the agent has not reaped it, so the pid is still its own.
+    """
+    alive = False
+    for pid in pids:
+        parent, group, state = read_stat(pid)
+        if parent == agent and group == pid:
+            alive = alive or state not in "ZX"
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except OSError:
+                continue
+    if pids:
+        sweep(marker, of_a_rank)
+    return alive
+
+
+def read_stat(pid: int) -> tuple[int, int, str]:
+    """Parent, process group and state: proc(5). Zeros for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            state, parent, group = stat.read().rpartition(b")")[2].split()[:3]
+    except (OSError, ValueError):
+        return 0, 0, "X"
+    return int(parent), int(group), state.decode()
 
 
 def agent_ended_in_order() -> bool:
@@ -65,20 +109,26 @@ def agent_ended_in_order() -> bool:
         received = (received + chunk)[:64]
 
 
-def read_moment(page: int, offset: int) -> float:
-    """Seconds on CLOCK_BOOTTIME, 0.0 for none."""
-    data = os.pread(page, _DOUBLE.size, offset)
-    return float(_DOUBLE.unpack(data)[0]) if len(data) == _DOUBLE.size else 0.0
+def carries(pid: int, marker: str) -> bool:
+    """Whether a process of ours has the marker in its environment. Zombies and foreign processes read as empty."""
+    return _mark(marker) in _environ(pid)
 
 
-def sweep(marker: str) -> None:
-    """Kill every process that carries the marker until two looks running find none, for at most SWEEP_LIMIT_S.
+def of_a_rank(pid: int, marker: str) -> bool:
+    """Whether it has the marker and was started by a rank, not as a standby, a check or another helper."""
+    environ = _environ(pid)
+    names = {entry.partition(b"=")[0] for entry in environ}
+    return _mark(marker) in environ and b"FTLAUNCH_GENERATION" in names and b"FTLAUNCH_STANDBY_FD" not in names
+
+
+def sweep(marker: str, belongs: Callable[[int, str], bool] = carries) -> None:
+    """Kill every process that belongs until two looks running find none, for at most SWEEP_LIMIT_S.
 
     Two looks, because a process that forks while we read the table can show neither its parent nor its child.
     """
     clean = 0
     for _ in range(int(SWEEP_LIMIT_S / PAUSE_S)):
-        found = [pid for pid in _pids() if carries(pid, marker)]
+        found = [pid for pid in _pids() if belongs(pid, marker)]
         for pid in found:
             _kill(pid, marker)
         clean = 0 if found else clean + 1
@@ -87,13 +137,16 @@ def sweep(marker: str) -> None:
         select.select([], [], [], PAUSE_S)
 
 
-def carries(pid: int, marker: str) -> bool:
-    """Whether a process of ours has the marker in its environment. Zombies and foreign processes read as empty."""
+def _mark(marker: str) -> bytes:
+    return f"FTLAUNCH_MARK={marker}".encode()
+
+
+def _environ(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:
-            return f"FTLAUNCH_MARK={marker}".encode() in environ.read().split(b"\0")
+            return environ.read().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 def _pids() -> list[int]:

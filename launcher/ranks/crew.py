@@ -100,6 +100,8 @@ class Crew:
         """Gets what the ranks had loaded by their first step, for spare nodes."""
         self.ask_to_save: Callable[[], None] = lambda: None
         """Lets ``should_save()`` be true in all ranks."""
+        self.ranks_are: Callable[[Sequence[int]], None] = lambda pids: None
+        """Gets the pids of what runs, whenever it is more or nothing any more: for the guardian."""
         self._gone: int | None = None
         """The generation of which nothing is left."""
         self._farewells: set[int] = set()
@@ -130,6 +132,7 @@ class Crew:
             warm += worker is not None
             try:
                 self.workers.append(worker or self._start_cold(rank))
+                self.ranks_are([worker.pid for worker in self.workers])
             except SpawnError as error:
                 pids = tuple(worker.pid for worker in self.workers)
                 failed = ev.SpawnFailed(world.generation, rank.local_rank, str(error), pids)
@@ -184,6 +187,7 @@ class Crew:
             self._post(ev.WorkersUnkillable(action.generation, reason))
         else:
             self._gone = action.generation
+            self.ranks_are(())
             self._post(ev.WorkersGone(action.generation))
 
     def reap(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftlaunch.heartbeat import flags
@@ -70,13 +71,18 @@ class Flags:
         os.pwrite(self.writable, b"\1", flags.SAVE_NOW)
 
     def ranks_gone_by(self, moment: float) -> None:
-        """Let the guardian end the ranks then, on CLOCK_BOOTTIME; 0 for never. From any thread."""
+        """Let the guardian end what is left of the ranks then, on CLOCK_BOOTTIME; 0 for never. From any thread."""
         with self._lock:
             if not self._closed:
                 os.pwrite(self.writable, _DOUBLE.pack(moment), flags.GONE_BY)
 
+    def ranks_are(self, pids: Sequence[int]) -> None:
+        """These run, and nothing is left of those before."""
+        shown = pids[: (flags.SIZE - flags.RANKS) // 4 - 1]
+        os.pwrite(self.writable, struct.pack(f"{1 + len(shown)}I", len(shown), *shown), flags.RANKS)
+
     def take_ended(self) -> bool:
-        """Whether the guardian has ended the ranks since this was asked last."""
+        """Whether the guardian has ended a rank since this was asked last."""
         (moment,) = _DOUBLE.unpack(os.pread(self.writable, _DOUBLE.size, flags.ENDED_AT))
         if moment:
             os.pwrite(self.writable, _DOUBLE.pack(0.0), flags.ENDED_AT)

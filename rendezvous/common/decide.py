@@ -71,6 +71,8 @@ class Limits:
     max_nodes: int
     last_call_s: float = 30.0
     window_s: float = 600.0
+    node_timeout_s: float = 0.0
+    """So long the ranks of a node may live on whose agent says nothing."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,9 @@ def _gather(view: View, roster: Roster, limits: Limits, timing: Timing, now: flo
     if not pending and size >= wanted:
         return Decision(_publish(view, roster, available, limits), f"all {size} expected nodes are there")
     due = min(timing.asked_at + limits.last_call_s, timing.opened_at + limits.window_s)
+    if pending:
+        # Not before the lease of one that is stopped has ended, and its ranks with it.
+        due = max(due, timing.opened_at + limits.node_timeout_s)
     if now < due:
         return Decision(Wait(due, incomplete=True), f"last call: {missing}")
     return Decision(_publish(view, roster, available, limits), f"last call is over: {missing}")

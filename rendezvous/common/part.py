@@ -175,7 +175,7 @@ class Part:
     def fence(self, reason: str) -> None:
         """The lease cannot be trusted any more: the workers must stop."""
         seated = self.standing.seated
-        if seated is None:
+        if seated is None or self.standing.told_closed:
             return
         self._fenced = True
         if self.standing.told_failed < seated:

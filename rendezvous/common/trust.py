@@ -1,7 +1,7 @@
-"""Until when the other nodes count on this one, told to whoever stops its ranks when the agent cannot.
+"""Until when the other nodes count on this one, told to whoever stops its ranks when the agent does not.
 
-An agent that is stopped (SIGSTOP, a debugger, a call that hangs in the kernel) fences nothing, and the others go on
-without it as soon as its lease is over. So the end of the lease is told beforehand, each time that it moves.
+An agent that is stopped (SIGSTOP, a debugger) fences nothing, and the others go on without it as soon as its lease is
+over. So the end of the lease is told beforehand, each time that it moves.
 """
 
 from __future__ import annotations
@@ -9,41 +9,44 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-NOT_BOUND = 0.0
-"""Nothing has to be stopped at any time: there is no lease, or the agent has seen its end and acts by itself."""
+NEVER = 0.0
+CLOCK_CHECK_S = 1.0
+"""How often an agent looks whether its lease is over."""
 
 
-def _to_nobody(until: float) -> None:
+def _to_nobody(moment: float) -> None:
     """Without a listener."""
 
 
-class Trust:
-    """Tells ``listener`` when ranks must be gone, on CLOCK_BOOTTIME, or :data:`NOT_BOUND`; from any thread.
+def stood_still(paused_s: float) -> str:
+    """Why a lease was lost that nobody looked at for so long; empty when that was not the reason."""
+    if paused_s < 2 * CLOCK_CHECK_S:
+        return ""
+    return f"this agent stood still for {paused_s:.1f} s (stopped, suspended, or held up), longer than its lease allows"
 
-    That is ``margin_s / 2`` before the others may go on: later than the agent itself would act, and in time.
+
+class Trust:
+    """Tells ``listener`` by when ranks must be gone, on CLOCK_BOOTTIME, or :data:`NEVER`; from any thread.
+
+    That is ``margin_s / 2`` before the others may go on: later than the agent itself acts, and in time.
     """
 
     def __init__(self, margin_s: float = 0.0) -> None:
         self.listener: Callable[[float], None] = _to_nobody
         self._early_s = margin_s / 2
         self._lock = threading.Lock()
-        self._bound = False
+        self._until = 0.0
+        self._released = False
 
-    def begin(self, until: float) -> None:
-        """There is a lease."""
+    def reach(self, until: float) -> None:
+        """A lease lasts until then. One that ends earlier than what was told before changes nothing."""
         with self._lock:
-            self._bound = True
-            self.listener(until - self._early_s)
-
-    def extend(self, until: float) -> None:
-        """It was renewed; too late if it was given up meanwhile."""
-        with self._lock:
-            if self._bound:
+            if until > self._until and not self._released:
+                self._until = until
                 self.listener(until - self._early_s)
 
-    def end(self) -> None:
-        """It is over, or must be taken to be, and the agent knows."""
+    def release(self) -> None:
+        """The job is over: nobody can go on without this node any more."""
         with self._lock:
-            if self._bound:
-                self._bound = False
-                self.listener(NOT_BOUND)
+            self._released = True
+            self.listener(NEVER)

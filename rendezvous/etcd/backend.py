@@ -139,6 +139,10 @@ class EtcdRendezvous:
         """See the interface."""
         self._trust.listener = listener
 
+    def check_lease(self) -> None:
+        """See the interface."""
+        self._membership.check_lease()
+
     def respond_with(self, respondent: Respondent) -> None:
         """See the interface."""
         self._asking.respond_with(respondent)
@@ -281,6 +285,7 @@ class EtcdRendezvous:
                 if record is not None:
                     self._membership.remember(record)
             elif isinstance(event, Closed):
+                self._trust.release()
                 self._leaving.closed(event.exit_code)
         if not self._part.standing.told_closed:
             self._compare_settings(view)

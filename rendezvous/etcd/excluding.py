@@ -23,7 +23,13 @@ async def exclude(site: Site, wish: ExclusionWish) -> ExclusionAnswer:
 
 async def _exclude(site: Site, wish: ExclusionWish) -> ExclusionAnswer:
     settings, ranges = site.settings, (*site.keys.public, *site.keys.private)
-    limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
+    limits = Limits(
+        settings.min_nodes,
+        settings.max_nodes,
+        settings.last_call_s,
+        settings.join_timeout_s,
+        settings.node_timeout_s,
+    )
     while True:
         mirror = Mirror(site.keys)
         mirror.apply(await site.ask(lambda: read_ranges(site.client, ranges)))

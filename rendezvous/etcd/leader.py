@@ -122,7 +122,13 @@ class LeaderDesk:
             return
         self._round = self._round.seen(view, roster, now)
         settings = self._site.settings
-        limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
+        limits = Limits(
+            settings.min_nodes,
+            settings.max_nodes,
+            settings.last_call_s,
+            settings.join_timeout_s,
+            settings.node_timeout_s,
+        )
         decision = lead(view, roster, limits, self._round.timing, now)
         self._log(decision.reason, isinstance(decision.step, Wait) and decision.step.incomplete)
         if isinstance(decision.step, Wait):

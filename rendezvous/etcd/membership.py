@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.peers import Proof, probe
 from ftlaunch.rendezvous.common.records import HolderRecord, NodeRecord
-from ftlaunch.rendezvous.common.trust import Trust
+from ftlaunch.rendezvous.common.trust import CLOCK_CHECK_S, Trust, stood_still
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseGone, Unreachable
 from ftlaunch.rendezvous.etcd.site import Site, log
 
 _CONFLICT_PAUSE_S = 0.5
-_CLOCK_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ class Membership:
         self._wanted: NodeRecord | None = None
         self._renewing: Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
         self.lease: leases.Lease | None = None
         self.registered = False
 
@@ -97,7 +97,6 @@ class Membership:
     def forget(self) -> None:
         """Stop renewing."""
         self.lease, self.registered = None, False
-        self._trust.end()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -146,8 +145,9 @@ class Membership:
     def _begin(self, lease: leases.Lease) -> None:
         self.lease, self.registered = lease, False
         if self._site.settings.stop_on_outage:
-            lease.on_renewed = self._trust.extend
-            self._trust.begin(lease.valid_until)
+            lease.on_renewed = self._trust.reach
+            self._trust.reach(lease.valid_until)
+        self._looked_at = self._clock()
         self._renewing = self._site.io.submit(leases.keep(self._site.client, lease, self._clock))
         self._renewing.add_done_callback(lambda ended: self._site.post(self._renewal_ended, lease, ended))
         self._watch_clock(lease)
@@ -165,18 +165,27 @@ class Membership:
             # Never silent: whatever stopped the renewal, the lease is as good as lost.
             self._lose(f"the renewal of this node's lease stopped: {error!r}")
 
+    def check_lease(self) -> float:
+        """Lose the lease if its time is over; returns the seconds that are left. To be called at any time."""
+        lease, settings, now = self.lease, self._site.settings, self._clock()
+        paused_s, self._looked_at = now - self._looked_at, now
+        if lease is None:
+            return 0.0
+        left = lease.valid_until - settings.margin_s - now
+        if left <= 0 and settings.stop_on_outage:
+            since = settings.node_timeout_s - settings.margin_s
+            why = f"no renewal of this node's lease was answered for {since:g} s: {lease.trouble or 'no answer'}"
+            self._lose(stood_still(paused_s) or why)
+        return left
+
     def _watch_clock(self, lease: leases.Lease) -> None:
         if lease is not self.lease:
             return
-        settings = self._site.settings
-        left = lease.valid_until - settings.margin_s - self._clock()
-        if left > 0 or not settings.stop_on_outage:
+        left = self.check_lease()
+        if lease is self.lease:
             # The loop's timers stand still while the machine is suspended, so none may be far away.
-            pause_s = min(left, _CLOCK_CHECK_S) if left > 0 else _CLOCK_CHECK_S
+            pause_s = min(left, CLOCK_CHECK_S) if left > 0 else CLOCK_CHECK_S
             self._alarm = asyncio.get_running_loop().call_later(pause_s, self._watch_clock, lease)
-            return
-        since = settings.node_timeout_s - settings.margin_s
-        self._lose(f"no renewal of this node's lease was answered for {since:g} s: {lease.trouble or 'no answer'}")
 
     def _lose(self, reason: str) -> None:
         if self.lease is None:

@@ -17,7 +17,7 @@ from ftlaunch.rendezvous.common.asking import Asking, QuestionRecord
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.exclusion import ANSWER_S
 from ftlaunch.rendezvous.common.iothread import IoThread
-from ftlaunch.rendezvous.common.node import NodeDescription, address_towards
+from ftlaunch.rendezvous.common.node import NodeDescription
 from ftlaunch.rendezvous.common.part import Part, Wanted, first_offer, new_attempt
 from ftlaunch.rendezvous.common.peers import Doorbell
 from ftlaunch.rendezvous.common.records import (
@@ -36,9 +36,10 @@ from ftlaunch.rendezvous.hub.asking import HubCarrier
 from ftlaunch.rendezvous.hub.frames import Hello, read_answer, wish_frame
 from ftlaunch.rendezvous.hub.link import Link
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
-from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
+from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.hub.vigil import Vigil
 from ftlaunch.rendezvous.hub.waiting import WaitAtEnd
+from ftlaunch.rendezvous.hub.whereabouts import whereabouts
 from ftlaunch.rendezvous.interface import (
     Answers,
     Closed,
@@ -63,7 +64,6 @@ log = logging.getLogger("ftlaunch.rendezvous")
 _CLOSE_S = 1.0
 _DRAIN_S = 5.0
 _LEAVE_S = 1.0
-_RETRY_S = 0.5
 
 
 class HubRendezvous:
@@ -127,7 +127,7 @@ class HubRendezvous:
         self._asking.open(HubCarrier(self._io, self._link), lambda: self._view)
         self._connecting = self._loop.create_task(self._connect())
         self._connecting.add_done_callback(self._connected)
-        self._vigil = Vigil(self._link, self._settings, self._trust, self._on_silence)
+        self._vigil = Vigil(self._link, self._settings, self._on_silence)
         self._vigil.keep()
 
     def join(self, joining: Joining) -> None:
@@ -148,6 +148,10 @@ class HubRendezvous:
     def tell_trust(self, listener: Callable[[float], None]) -> None:
         """See the interface."""
         self._trust.listener = listener
+
+    def check_lease(self) -> None:
+        """See the interface."""
+        self._vigil.look()
 
     def respond_with(self, respondent: Respondent) -> None:
         """See the interface."""
@@ -230,18 +234,7 @@ class HubRendezvous:
 
     async def _connect(self) -> None:
         settings, node = self._settings, self._node
-        hosts = settings.is_host
-        if hosts is None:
-            hosts = await self._io.call(lambda: is_own_address(settings.host))
-        if not self._address and settings.is_host and await self._io.call(lambda: is_own_address(settings.host)):
-            self._address = settings.host
-        while not self._address:
-            try:
-                self._address = await self._io.call(lambda: address_towards([(settings.host, settings.port)]))
-            except SettingsError as error:
-                # A name that does not resolve yet may do so in a moment.
-                self._on_trouble(str(error))
-                await asyncio.sleep(_RETRY_S)
+        hosts, self._address = await whereabouts(self._io, settings, self._address, self._on_trouble)
         hello = Hello(
             settings.job_id,
             node.node_id,
@@ -316,8 +309,8 @@ class HubRendezvous:
         table = TableRecord.decode(payload)
         failures = {n: f for n, f in self._view.failures.items() if n >= table.generation - 1}
         self._view = replace(self._view, table=table, failures=failures, growth=None)
-        # A failure or a finish of a generation that is over need not be told again.
-        for outdated in ("failure", "finish"):
+        # What belongs to a generation that is over need not be told again.
+        for outdated in ("failure", "finish", "lesson"):
             self._io.submit(self._link.remember(outdated, None))
         self._io.submit(self._link.remember("table", payload))
 
@@ -360,6 +353,7 @@ class HubRendezvous:
             return
         for event in self._part.hear(self._view):
             if isinstance(event, Closed):
+                self._trust.release()
                 self._at_end.over(event.exit_code)
             elif isinstance(event, WorldAgreed):
                 # After a new connection, what was asked for then must not be taken for a new wish.
@@ -379,11 +373,11 @@ class HubRendezvous:
 
     # --- ending and fencing -------------------------------------------------------------------------------------------
 
-    def _on_silence(self) -> None:
+    def _on_silence(self, why: str) -> None:
         if not self._part.counts_on_us:
             return
         since = self._settings.node_timeout_s - self._settings.margin_s
-        reason = f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
+        reason = why or f"no sign of life was answered for {since:g} s: {self._trouble or 'no answer'}"
         if not self._at_end.waiting:
             self._part.fence(reason)
         elif self._link.refused:

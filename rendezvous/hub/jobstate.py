@@ -71,7 +71,13 @@ class JobState:
         drop: Callable[[Guest], None],
     ) -> None:
         self._settings = settings
-        self._limits = Limits(settings.min_nodes, settings.max_nodes, settings.last_call_s, settings.join_timeout_s)
+        self._limits = Limits(
+            settings.min_nodes,
+            settings.max_nodes,
+            settings.last_call_s,
+            settings.join_timeout_s,
+            settings.node_timeout_s,
+        )
         self._host = host
         self._publish = publish
         self._say = say

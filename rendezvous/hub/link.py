@@ -131,7 +131,7 @@ class Link:
         sent = self._sent.pop(int(payload), None) if payload.isdigit() and len(payload) < 20 else None
         if sent is not None:
             self.valid_until = max(self.valid_until, sent + self._settings.node_timeout_s)
-            self._trust.begin(self.valid_until)
+            self._trust.reach(self.valid_until)
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.peers import Proof, probe
@@ -79,7 +79,7 @@ class Hub:
         self._departed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         questions = Questions(self._say_line, self._say_to)
-        self._lessons = Lessons(self._without_seat, self._say_to)
+        self._lessons = Lessons(lambda: self._state.view.table, lambda: list(self._writers), self._say_to)
         self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
         self._handlers: dict[str, Callable[[Guest, bytes], None]] = {
             "node": self._state.learn_node,
@@ -196,12 +196,7 @@ class Hub:
         for record in (excluded, view.table, *view.failures.values(), view.growth, view.closed):
             if record is not None:
                 writer.write(_line(record))
-        if guest.hello.node_id in self._without_seat():
-            self._lessons.welcome(guest.hello.node_id)
-
-    def _without_seat(self) -> Collection[str]:
-        table = self._state.view.table
-        return [name for name in self._writers if table is None or table.rank_of(name) is None]
+        self._lessons.welcome(guest.hello.node_id)
 
     def _objection(self, hello: Hello) -> str | None:
         """Why this agent does not belong here."""

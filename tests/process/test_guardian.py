@@ -17,6 +17,7 @@ from ftlaunch.launcher.processes import guardian
 from ftlaunch.launcher.processes.guard import Guard
 from ftlaunch.launcher.ranks.wires import Flags
 from ftlaunch.rendezvous.common.clock import boottime
+from support import procfs
 from support.waiting import wait_until
 
 AGENT = """
@@ -96,57 +97,126 @@ def test_a_killed_guardian_is_replaced() -> None:
     os.waitpid(pid, 0)
 
 
+class Watched:
+    """An agent's side, played by the test: a page, a guardian that looks at it, and children."""
+
+    def __init__(self) -> None:
+        self.page = Flags()
+        self.marker = uuid.uuid4().hex
+        self.guard = Guard(self.marker, "", self.page.writable)
+        self.guard.start()
+        self.children: list[subprocess.Popen[bytes]] = []
+
+    def child(self, **more: str) -> subprocess.Popen[bytes]:
+        """Leads a group of its own, as ranks do."""
+        environment = {**os.environ, "FTLAUNCH_MARK": self.marker, **more}
+        self.children.append(subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True))
+        return self.children[-1]
+
+    def rank(self, **more: str) -> subprocess.Popen[bytes]:
+        """A child that the page calls a rank, now the only one."""
+        made = self.child(FTLAUNCH_GENERATION="0", **more)
+        self.page.ranks_are([made.pid])
+        return made
+
+    def close(self) -> None:
+        pid = self.guard.pid or 0
+        self.guard.dismiss()
+        os.waitpid(pid, 0)
+        for child in self.children:
+            child.kill()
+            child.wait()
+        self.page.close()
+
+
 @pytest.fixture
-def page() -> Iterator[Flags]:
-    made = Flags()
+def watched() -> Iterator[Watched]:
+    made = Watched()
     yield made
     made.close()
 
 
-def test_ranks_of_an_agent_that_does_not_act_are_ended_when_their_time_is_over(page: Flags) -> None:
-    """Once for each time; the guardian then stays, for the agent may go on."""
-    marker = uuid.uuid4().hex
-    guard = Guard(marker, "", page.writable)
-    guard.start()
-    sleepers = [subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker})]
-    page.ranks_gone_by(boottime() - 1.0)
-    assert sleepers[0].wait(20) == -signal.SIGKILL
-    wait_until(page.take_ended)
-    assert not page.take_ended(), "told once"
-    sleepers.append(subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker}))
-    assert guard.pid is not None
-    # Longer than it takes to look again.
+def lives_on(child: subprocess.Popen[bytes], seconds: float) -> bool:
     with pytest.raises(subprocess.TimeoutExpired):
-        sleepers[1].wait(guardian.LOOK_S + 0.5)
-    page.ranks_gone_by(boottime() + 0.1)
-    assert sleepers[1].wait(20) == -signal.SIGKILL
-    pid = guard.pid
-    guard.dismiss()
-    os.waitpid(pid, 0)
+        child.wait(seconds)
+    return True
 
 
-def test_a_moment_that_is_moved_on_or_taken_away_ends_nobody(page: Flags) -> None:
-    marker = uuid.uuid4().hex
-    guard = Guard(marker, "", page.writable)
-    guard.start()
-    with subprocess.Popen(["sleep", "60"], env={**os.environ, "FTLAUNCH_MARK": marker}) as sleeper:
-        for _ in range(20):
-            page.ranks_gone_by(boottime() + 1.0)
-            with pytest.raises(subprocess.TimeoutExpired):
-                sleeper.wait(0.1)
-        page.ranks_gone_by(0.0)
-        with pytest.raises(subprocess.TimeoutExpired):
-            sleeper.wait(1.5)
-        pid = guard.pid or 0
-        guard.dismiss()
-        os.waitpid(pid, 0)
-        assert sleeper.poll() is None and not page.take_ended()
-        sleeper.kill()
+def test_ranks_that_are_left_when_their_time_is_over_are_ended(watched: Watched) -> None:
+    """Once for each time; the guardian then stays, for the agent may go on."""
+    first = watched.rank()
+    watched.page.ranks_gone_by(boottime() - 1.0)
+    assert first.wait(20) == -signal.SIGKILL
+    wait_until(watched.page.take_ended)
+    assert not watched.page.take_ended(), "told once"
+    second = watched.rank()
+    # Longer than it takes to look again.
+    assert lives_on(second, guardian.LOOK_S + 0.5)
+    watched.page.ranks_gone_by(boottime() + 0.1)
+    assert second.wait(20) == -signal.SIGKILL
+
+
+def test_a_moment_that_is_moved_on_or_taken_away_ends_nobody(watched: Watched) -> None:
+    rank = watched.rank()
+    for _ in range(20):
+        watched.page.ranks_gone_by(boottime() + 1.0)
+        assert lives_on(rank, 0.1)
+    watched.page.ranks_gone_by(0.0)
+    assert lives_on(rank, 1.5) and not watched.page.take_ended()
+
+
+def test_a_rank_is_known_by_its_pid_and_what_it_started_by_the_marker(watched: Watched) -> None:
+    """A rank may have overwritten its environment, as setproctitle does."""
+    script = (
+        "import subprocess, time\n"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True)\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    environment = {**os.environ, "FTLAUNCH_MARK": watched.marker, "FTLAUNCH_GENERATION": "0"}
+    starter = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=-1, start_new_session=True)
+    assert starter.stdout is not None and starter.stdout.readline() == b"up\n"
+    (escapee,) = (pid for pid in procfs.carrying(f"FTLAUNCH_MARK={watched.marker}") if pid != starter.pid)
+    nameless = watched.child(FTLAUNCH_MARK="", FTLAUNCH_GENERATION="")
+    watched.children.append(starter)
+    watched.page.ranks_are([nameless.pid, starter.pid])
+    watched.page.ranks_gone_by(boottime() - 1.0)
+    assert [process.wait(20) for process in (nameless, starter)] == [-signal.SIGKILL] * 2
+    wait_until(lambda: not procfs.alive(escapee))
+    starter.stdout.close()
+
+
+def test_what_is_the_agents_own_is_left_alone(watched: Watched) -> None:
+    """Standbys and checks of the node: the agent may go on. And whoever has the pid of a rank by now, elsewhere."""
+    standby = watched.child(FTLAUNCH_GENERATION="0", FTLAUNCH_STANDBY_FD="7")
+    check = watched.child()
+    rank = watched.rank()
+    watched.page.ranks_are([os.getppid(), rank.pid])
+    watched.page.ranks_gone_by(boottime() - 1.0)
+    assert rank.wait(20) == -signal.SIGKILL
+    wait_until(watched.page.take_ended)
+    assert standby.poll() is None and check.poll() is None
+
+
+def test_nobody_was_ended_where_no_rank_ran(watched: Watched) -> None:
+    """A spare that was stopped must not have its first failure taken for this."""
+    watched.page.ranks_gone_by(boottime() - 1.0)
+    standby = watched.child(FTLAUNCH_GENERATION="0", FTLAUNCH_STANDBY_FD="7")
+    assert lives_on(standby, guardian.LOOK_S + 0.5)
+    assert not watched.page.take_ended()
 
 
 def test_the_guardian_reads_the_page_as_the_agent_writes_it() -> None:
     """It cannot import what tells where."""
-    assert (guardian.GONE_BY, guardian.ENDED_AT) == (flags.GONE_BY, flags.ENDED_AT)
+    assert (guardian.GONE_BY, guardian.ENDED_AT, guardian.RANKS) == (flags.GONE_BY, flags.ENDED_AT, flags.RANKS)
+    page = Flags()
+    try:
+        page.ranks_gone_by(3.5)
+        page.ranks_are(range(1, 5000))
+        moment, pids = guardian.read_page(page.writable)
+        assert moment == 3.5 and pids[:3] == (1, 2, 3) and len(pids) > 1000, "more than a node has"
+        page.ranks_are(())
+        assert guardian.read_page(page.writable) == (3.5, ())
+    finally:
+        page.close()
 
 
 def test_marker_must_match_exactly() -> None:

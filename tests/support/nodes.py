@@ -13,11 +13,12 @@ class Nodes:
 
     def __init__(self, ftlaunch: Launcher, endpoint: str, backend: str = "etcd") -> None:
         self._ftlaunch = ftlaunch
-        self.endpoint = endpoint
+        self._backend = backend
         self.job_id = uuid.uuid4().hex[:8]
         meeting = ("--rdzv-backend", backend, "--rdzv-endpoint", endpoint, "--rdzv-id", self.job_id)
-        conf = ("--rdzv-conf", "node_timeout=3,last_call_timeout=1")
-        self._options = ("--allow-multiple-agents-per-node", *meeting, *conf)
+        self._options = ("--allow-multiple-agents-per-node", *meeting)
 
-    def __call__(self, nnodes: str, *rest: str | Path) -> Job:
-        return self._ftlaunch(*self._options, "--nnodes", nnodes, *rest)
+    def __call__(self, nnodes: str, *rest: str | Path, hosts: bool = True) -> Job:
+        """Start one; ``hosts``: whether it is where they meet, without a server."""
+        conf = "node_timeout=3,last_call_timeout=1" + ("" if self._backend == "etcd" else f",is_host={hosts}")
+        return self._ftlaunch(*self._options, "--rdzv-conf", conf, "--nnodes", nnodes, *rest)

@@ -366,6 +366,21 @@ def test_one_node_teaches_the_spares_though_no_secrets(group_rank: int, taught: 
     assert heard == taught
 
 
+def test_a_rank_that_the_guardian_ended_is_the_lost_leases_and_not_the_nodes_own_failure() -> None:
+    """Of an agent that stood still, both come at once: the deaths may be read first."""
+
+    def overdue() -> None:
+        agent._hear(rdzv.LeaseLost(0, "this agent stood still"))
+
+    rendezvous: Any = SimpleNamespace(check_lease=overdue)
+    narrator: Any = SimpleNamespace(record=lambda *given: None, conclude=lambda *given: None)
+    agent = Agent(running(), always, rendezvous, narrator)
+    agent._met = True
+    agent._crew = SimpleNamespace(stop=lambda action: None)  # type: ignore[assignment]
+    agent.post(exited(0, -9))
+    assert agent.state.failure is not None and agent.state.failure.kind is ev.FailureKind.LEASE
+
+
 def test_a_generation_that_another_node_ended_has_its_progress_here_and_is_not_waited_for() -> None:
     state = tell(running(), ev.ProgressNoted(0, Progress(True, ticks=70))).state
     found = tell(state, rdzv.PeerFailed(0, "b", "its rank died"), judge=later)

@@ -145,6 +145,17 @@ def test_a_spare_takes_the_rank_of_a_dead_node_at_once() -> None:
     assert seated(decision) == "asc"
 
 
+def test_nobody_goes_on_while_the_ranks_of_a_silent_member_may_live() -> None:
+    """Its agent is stopped, say: its guardian ends them before its lease is over. Who is gone is not waited for."""
+    limits = Limits(1, 2, LAST_CALL_S, WINDOW_S, node_timeout_s=LAST_CALL_S + 5.0)
+    view, timing = failed("ab"), Timing(0.0, 0.0)
+    asks, silent = node("a", 1), node("b", 0)
+    waiting = lead(view, roster(asks, silent), limits, timing, LAST_CALL_S + 1.0)
+    assert waiting.step == Wait(LAST_CALL_S + 5.0, incomplete=True)
+    assert seated(lead(view, roster(asks, silent), limits, timing, LAST_CALL_S + 5.0)) == "a"
+    assert seated(lead(view, roster(asks), limits, timing, LAST_CALL_S)) == "a"
+
+
 def test_without_a_spare_the_world_shrinks_after_the_last_call() -> None:
     nodes = roster(node("a", 1), node("c", 1))
     assert isinstance(decide(failed("abc"), nodes, (2, 3), now=29).step, Wait)

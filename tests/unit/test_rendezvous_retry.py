@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ftlaunch.rendezvous.common.trust import NOT_BOUND, Trust
+from ftlaunch.rendezvous.common.trust import NEVER, Trust
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd import messages
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseExists, LeaseGone, Refused, Unreachable
@@ -132,13 +132,14 @@ def test_each_renewal_moves_on_when_the_ranks_must_be_gone(monkeypatch: pytest.M
     told: list[float] = []
     trust = Trust(margin_s=2.0)
     trust.listener = told.append
-    trust.begin(109.0)
-    lease, _, _ = kept(monkeypatch, 9, Unreachable("no"), 9, 0, on_renewed=trust.extend)
+    trust.reach(109.0)
+    lease, _, _ = kept(monkeypatch, 9, Unreachable("no"), 9, 0, on_renewed=trust.reach)
     assert told == [108.0, 103.0 + 9.0 - 1.0, lease.valid_until - 1.0]
-    trust.end()
-    trust.end()
-    trust.extend(500.0)
-    assert told[3:] == [NOT_BOUND], "one that was given up is not moved on by an answer that comes late"
+    trust.reach(105.0)
+    assert len(told) == 3, "an answer of a lease before comes late"
+    trust.release()
+    trust.reach(500.0)
+    assert told[3:] == [NEVER], "the job is over"
 
 
 def test_a_granted_lease_counts_from_before_the_answer() -> None:
