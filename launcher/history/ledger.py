@@ -122,7 +122,6 @@ class Ledger:
         reading = Reading(
             at=at,
             step=whole(event.get("step")),
-            first_step=whole(event.get("first_step")),
             ticks=whole(event.get("ticks")) or 0,
             checkpoints=whole(event.get("checkpoints")) or 0,
             checkpoint_step=whole(event.get("checkpoint_step")),

@@ -15,7 +15,6 @@ class Reading:
     at: float
     step: int | None = None
     """Highest step that the script told."""
-    first_step: int | None = None
     ticks: int = 0
     """Optimizer steps that the hooks counted."""
     checkpoints: int = 0

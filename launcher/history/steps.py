@@ -82,11 +82,9 @@ def _told(generations: Sequence[Generation]) -> dict[int, Steps]:
 
 
 def _first_told(told: Sequence[Reading]) -> int | None:
-    """The first step as one reading says it, or the pace between two of them."""
+    """The first step, from a reading taken at the first beat or from the pace between two of them."""
     reading, second = told[0], told[1] if len(told) > 1 else None
     step, since, until = reading.step or 0, reading.beating_since, reading.last_beat
-    if reading.first_step is not None:
-        return reading.first_step
     if since is None or until is None:
         return None
     if until <= since:

@@ -311,9 +311,7 @@ _events = st.lists(
             **dict.fromkeys(
                 ("rank", "local_rank", "step", "ticks", "checkpoints", "warm", "nodes", "group_rank"), _odd
             ),
-            **dict.fromkeys(
-                ("group_rank", "pids", "kind", "reason", "resume_step", "first_step", "world_size", "exit_code"), _odd
-            ),
+            **dict.fromkeys(("group_rank", "pids", "kind", "reason", "resume_step", "world_size", "exit_code"), _odd),
             **{key: st.one_of(_odd, _moment) for key in ("at", "beating_since", "last_beat")},
         },
     ),
