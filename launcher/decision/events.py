@@ -201,7 +201,6 @@ class FailureKind(enum.Enum):
     REQUEST = "request"
     MEMBERSHIP = "membership"
     LEASE = "lease"
-    SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,6 @@ class Failure:
     local_rank: int | None = None
     exit_code: int | None = None
     words: LastWords | None = None
-    stall_kind: str = ""
     progress: Progress = field(default_factory=Progress)
 
     @property

@@ -33,13 +33,12 @@ class GenerationRecord:
 
     generation: int
     kind: str
-    """``exit``, ``signal``, ``exception``, ``stall``, ``spawn``, ``peer``, ``request``, ``stop``, ``membership`` or
-    ``lease``. ``request`` asks for a restart, ``stop`` for the end; the script's reason is then ``message``."""
+    """``exit``, ``signal``, ``exception``, ``stall``, ``spawn``, ``peer``, ``request``, ``membership`` or ``lease``.
+    Of a ``request`` the reason is ``message``."""
     ended_at: float
     """On the clock of ``now``."""
     exit_code: int | None = None
-    """The first failed worker's, negative for a signal; ``None`` when no worker of this node failed. Of a ``stop``:
-    the code asked for."""
+    """The first failed worker's, negative for a signal; ``None`` when no worker of this node failed."""
     exception: str = ""
     place: str = ""
     message: str = ""

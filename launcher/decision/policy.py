@@ -115,14 +115,6 @@ def judge(
     return _go(case, f"restart {case.used + 1}: {_how_far(case)}")
 
 
-def _stop_was_asked(case: Case) -> Verdict | None:
-    if case.record.kind != "stop":
-        return None
-    asked = case.record.exit_code
-    code = int(ExitCode.NO_PROGRESS) if asked is None else asked
-    return Verdict(False, f"the script asked to stop: {case.record.message or 'no reason given'}", code)
-
-
 def _fatal_code(case: Case) -> Verdict | None:
     if case.code is None or case.code not in case.config.fatal_exit_codes:
         return None
@@ -241,7 +233,6 @@ def _loading(case: Case) -> Verdict | None:
 
 
 RULES: tuple[Rule, ...] = (
-    _stop_was_asked,
     _fatal_code,
     _node_change,
     _port_taken,

@@ -15,7 +15,6 @@ _WORDS = {
     "membership": "change of nodes",
     "lease": "lost lease",
     "spawn": "failed start",
-    "shutdown": "shutdown",
 }
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ftlaunch.launcher.history.goodput import Account, account
 from ftlaunch.launcher.history.model import History
 
-_SECOND_HAND = frozenset({"peer", "membership", "shutdown"})
+_SECOND_HAND = frozenset({"peer", "membership"})
 """Kinds of failure that began on another node, if anywhere."""
 
 

@@ -229,16 +229,7 @@ TABLE = [
         76,
         "3 generations in a row",
     ),
-    # requests of the script
-    Row(
-        "asked to stop",
-        [at(replace(KILLED, kind="stop", exit_code=None, message="loss is NaN"), 5)],
-        N[10],
-        0,
-        76,
-        "the script asked to stop: loss is NaN",
-    ),
-    Row("asked to stop with 0", [replace(KILLED, kind="stop", exit_code=0, message="done")], DEFAULT, 0, 0, "done"),
+    # requests
     Row(
         "asked to restart without progress",
         [replace(KILLED, kind="request", exit_code=None, message="new data", beaten=True)],

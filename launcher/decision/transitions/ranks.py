@@ -101,7 +101,6 @@ def _worker_stalled(state: State, event: ev.WorkerStalled, now: float, judge: Ju
         event.reason,
         event.local_rank,
         exit_code=-9,
-        stall_kind=event.kind,
         progress=event.progress,
     )
     return decided(fail(state, failure, now, judge), event.reason)
