@@ -122,12 +122,11 @@ class PeerFailed:
 
 @dataclass(frozen=True)
 class MembershipChanged:
-    """A node waits to be taken in. ``urgent`` when the current world is below its wanted size."""
+    """The others want a new generation: ``waiting`` nodes wait to be taken in; 0: a member asks for one."""
 
     generation: int
     waiting: int
     reason: str
-    urgent: bool = False
 
 
 @dataclass(frozen=True)

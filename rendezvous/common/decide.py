@@ -328,7 +328,7 @@ def follow(view: View, standing: Standing) -> tuple[Standing, tuple[RendezvousEv
         return standing, ()
     if standing.told_failed >= standing.seated:
         return standing, ()
-    event = MembershipChanged(growth.generation, growth.waiting, growth.reason, urgent=True)
+    event = MembershipChanged(growth.generation, growth.waiting, growth.reason)
     return replace(standing, told_growth=growth), (event,)
 
 
@@ -377,7 +377,7 @@ def _failed(failure: FailureRecord, standing: Standing) -> RendezvousEvent | Non
             return None
     # Who has finished has no ranks for which it would matter why: it is needed once more.
     if failure.kind is FailureKind.ASKED and not failure.counted and standing.finished != failure.generation:
-        return MembershipChanged(failure.generation, 0, f"{failure.node_id}: {failure.reason}", urgent=True)
+        return MembershipChanged(failure.generation, 0, f"{failure.node_id}: {failure.reason}")
     return PeerFailed(failure.generation, failure.node_id, failure.reason)
 
 

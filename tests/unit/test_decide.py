@@ -99,7 +99,7 @@ def test_start_joins_and_starts_the_agreed_world() -> None:
         (ev.WorkerStalled(0, 1, "silent", "rank 1 is silent"), ev.FailureKind.STALL),
         (ev.RestartRequested(0, "asked to"), ev.FailureKind.REQUEST),
         (rdzv.PeerFailed(0, "b", "rank 3 died"), ev.FailureKind.PEER),
-        (rdzv.MembershipChanged(0, 1, "b waits", urgent=True), ev.FailureKind.MEMBERSHIP),
+        (rdzv.MembershipChanged(0, 1, "b waits"), ev.FailureKind.MEMBERSHIP),
         (rdzv.LeaseLost(0, "no renewal"), ev.FailureKind.LEASE),
     ],
 )
@@ -250,7 +250,7 @@ CLEARED = (ev.WorkersGone(0), ev.Reclaimed(0), ev.BackoffOver(0))
     [
         rdzv.PeerFailed(1, "b", "died"),
         rdzv.LeaseLost(1, "cut off"),
-        rdzv.MembershipChanged(1, 0, "b asks", urgent=True),
+        rdzv.MembershipChanged(1, 0, "b asks"),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -266,7 +266,7 @@ def test_generation_that_is_over_before_it_began_here_is_never_started(cleared: 
 
 def test_waiting_node_is_remembered_also_when_it_is_told_of_before_the_start() -> None:
     state = replace(tell(running(), exited(0, -9), WorldAgreed(world(1))).state, grow="at-checkpoint")
-    decision = tell(state, rdzv.MembershipChanged(1, 1, "c waits", urgent=True), ev.WorkersGone(0), ev.Reclaimed(0))
+    decision = tell(state, rdzv.MembershipChanged(1, 1, "c waits"), ev.WorkersGone(0), ev.Reclaimed(0))
     assert the(do.StartWorkers, decision).world == world(1)
     assert (
         the(do.Join, tell(decision.state, ev.WorkersStarted(1, (1, 2)), ev.CheckpointSaved(1))).joining.generation == 2
@@ -313,7 +313,7 @@ def test_job_that_cannot_be_agreed_on_ends_with_69() -> None:
 
 @pytest.mark.parametrize("grow", ["immediately", "at-checkpoint", "never"])
 def test_waiting_node_is_taken_in_when_the_user_wants_it(grow: str) -> None:
-    waiting = rdzv.MembershipChanged(0, 1, "b waits", urgent=True)
+    waiting = rdzv.MembershipChanged(0, 1, "b waits")
     decision = tell(replace(running(), grow=grow), waiting)
     assert none(do.Join, decision) is (grow != "immediately")
     if grow != "immediately":
@@ -323,7 +323,7 @@ def test_waiting_node_is_taken_in_when_the_user_wants_it(grow: str) -> None:
 
 def test_checkpoint_alone_changes_nothing_and_a_node_that_asks_is_heard_whatever_the_policy() -> None:
     assert tell(running(), ev.CheckpointSaved(0)).actions == ()
-    asks = rdzv.MembershipChanged(0, 0, "b asks", urgent=True)
+    asks = rdzv.MembershipChanged(0, 0, "b asks")
     assert the(do.Join, tell(replace(running(), grow="never"), asks)).joining.generation == 1
 
 

@@ -129,8 +129,8 @@ class Surroundings:
         return [
             rdzv.PeerFailed(generation, "b", "x"),
             rdzv.LeaseLost(generation, "x"),
-            rdzv.MembershipChanged(generation, 0, "b asks", urgent=True),
-            rdzv.MembershipChanged(generation, 1, "c waits", urgent=True),
+            rdzv.MembershipChanged(generation, 0, "b asks"),
+            rdzv.MembershipChanged(generation, 1, "c waits"),
         ]
 
     def happen(self, event: ev.Event) -> None:

@@ -340,7 +340,6 @@ def test_who_was_left_out_and_let_in_again_before_it_heard_of_it_hears_that_its_
 def test_an_uncounted_request_arrives_as_a_change_of_members() -> None:
     (event,) = follow(failed("ab", kind=FailureKind.ASKED, counted=False), standing("b", seated=0))[1]
     assert isinstance(event, MembershipChanged)
-    assert event.urgent
     (event,) = follow(failed("ab", kind=FailureKind.ASKED, counted=True), standing("b", seated=0))[1]
     assert isinstance(event, PeerFailed)
 
@@ -383,7 +382,7 @@ def test_a_generation_that_began_without_this_node_stops_it() -> None:
 def test_growth_is_told_once_and_only_to_members() -> None:
     view = replace(running("ab"), growth=GrowthRecord(0, 1, "one waits"))
     after, events = follow(view, standing("b", seated=0, limit=3))
-    assert events == (MembershipChanged(0, 1, "one waits", urgent=True),)
+    assert events == (MembershipChanged(0, 1, "one waits"),)
     assert follow(view, after)[1] == ()
     more = replace(view, growth=GrowthRecord(0, 2, "two wait"))
     assert isinstance(follow(more, after)[1][0], MembershipChanged)

@@ -36,10 +36,10 @@ def _membership_changed(state: State, event: rdzv.MembershipChanged, now: float,
     if state.phase not in ALIVE and not agreed:
         return ignore(state, f"makes no difference while {state.phase.value}")
     # Somebody who asks for a new generation gets it; a node that only waits is taken in when the user wants it.
-    wanted = event.urgent and (event.waiting == 0 or state.grow == "immediately")
+    wanted = event.waiting == 0 or state.grow == "immediately"
     if not wanted:
         record = Record("nodes_waiting", event.generation, event.reason, fields={"waiting": event.waiting})
-        later = event.urgent and event.waiting > 0 and state.grow == "at-checkpoint"
+        later = state.grow == "at-checkpoint"
         return Decision(replace(state, growth=event.reason if later else ""), (record,), f"not now: {event.reason}")
     if agreed:
         return decided(forgo(state, event.generation, event.reason), event.reason)
