@@ -74,13 +74,15 @@ def _pairs(results: Results) -> list[str]:
     if not ratios:
         return ["No pair yet."]
     names = [contender.name for contender in item.contenders]
-    shown = [f"{results.median('i', name, 'launcher_cpu_percent') or 0.0:.2f} %" for name in names]
-    spread = f"{min(ratios):.3f} … {max(ratios):.3f}"
-    return [
+    told = (
         f"Time of a step, {names[0]} over {names[1]}, in {len(ratios)} pairs of neighbouring samples: median "
-        f"{statistics.median(ratios):.3f}, mean {statistics.mean(ratios):.3f} ({spread}). "
-        f"Processor time of all that is no rank, after the warm-up: {shown[0]} and {shown[1]} of a core."
-    ]
+        f"{statistics.median(ratios):.3f}, mean {statistics.mean(ratios):.3f} ({min(ratios):.3f} … {max(ratios):.3f})."
+    )
+    used = [results.median("i", name, "launcher_cpu_percent") for name in names]
+    if None not in used:
+        shown = " and ".join(f"{percent:.2f} %" for percent in used)
+        told += f" Processor time of all that is no rank, after the warm-up: {shown} of a core."
+    return [told]
 
 
 def _by_size(results: Results) -> list[str]:
