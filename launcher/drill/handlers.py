@@ -303,7 +303,8 @@ class DrillDesk:
     def _fail(self, armed: Armed, problem: str) -> None:
         self._forget(armed)
         reason = f"drill: {armed.fault.kind.value} of {armed.fault.target} could not be carried out: {problem}"
-        self._office.ear.tell("fault_failed", reason=reason, fault=armed.fault.id)
+        generation = self._office.ear.watch.tracks.generation
+        self._office.ear.tell("fault_failed", reason=reason, generation=generation, fault=armed.fault.id)
 
     def _forget(self, armed: Armed) -> None:
         self._armed.pop(armed.fault.id, None)

@@ -26,7 +26,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; a word that is no command but nearly one is answered with that."""
         near = [] if args[0] in self.list_commands(ctx) else get_close_matches(args[0], self.list_commands(ctx), 1)
-        if near and not args[0].startswith("-"):
+        if near and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"no such command {args[0]!r}, did you mean {near[0]}?", ctx)
         return super().resolve_command(ctx, args)
 

@@ -95,10 +95,10 @@ def _live(run: Path) -> LiveRun:
 
 
 def _stopped(facts: Mapping[str, Any]) -> int | None:
-    """The agent's pid if it was stopped by a signal or is being traced; its ranks train on meanwhile, unwatched."""
+    """The agent's pid if it was stopped by a signal; one that is traced stops and goes on all the time."""
     pid = facts.get("pid")
     entry = read_entry(pid) if isinstance(pid, int) else None
-    stopped = entry is not None and entry.state in "Tt" and entry.start_ticks == facts.get("starttime")
+    stopped = entry is not None and entry.state == "T" and entry.start_ticks == facts.get("starttime")
     return pid if stopped else None
 
 

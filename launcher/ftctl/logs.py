@@ -71,9 +71,10 @@ class _Reader:
         if not follow:
             number = max(known) if generation is None else generation
             self._print(known[number])
-            if not self._written:
+            if not self._written and self._tail != 0:
                 what = " and ".join(f"std{name}" for name in self._streams)
-                click.echo(f"nothing was written to {what} in generation {number} ({known[number]})", err=True)
+                who = f" by rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
+                click.echo(f"nothing was written to {what}{who} in generation {number} ({known[number]})", err=True)
             return
         self._follow(generation)
 

@@ -179,6 +179,12 @@ class Ledger:
         told = f"{event.get('kind') or 'fault'!s:.40}" + ("" if step is None else f" at step {step}")
         self._change(event, drills=(*generation.drills, told))
 
+    def undrilled(self, event: Event, at: float) -> None:
+        """``fault_failed``: what was told a moment before could not be carried out."""
+        generation = self._generation(event)
+        if generation is not None:
+            self._change(event, drills=generation.drills[:-1])
+
     def stopped(self, event: Event, at: float) -> None:
         """``workers_stopped``"""
         self._change(event, stopped_at=at)
@@ -221,6 +227,7 @@ _HANDLERS: Mapping[str, Callable[[Ledger, Event, float], None]] = {
     "diagnosed": Ledger.diagnosed,
     "worker_exited": Ledger.exited,
     "fault_injected": Ledger.drilled,
+    "fault_failed": Ledger.undrilled,
     "workers_stopped": Ledger.stopped,
     "gpu_reclaimed": Ledger.reclaimed,
     "job_finished": Ledger.finished,

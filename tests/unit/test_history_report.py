@@ -204,6 +204,20 @@ def test_faults_of_a_drill_are_told_as_such_and_ask_for_no_advice(tmp_path: Path
     assert loss.drills == ("kill at step 50",)
 
 
+def test_a_fault_that_could_not_be_carried_out_is_no_drill(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", EventLogWriter().run([SIGKILL], 200))
+    log = run / "events.jsonl"
+    lines = log.read_text().splitlines()
+    index = next(i for i, line in enumerate(lines) if '"failure_detected"' in line)
+    told = [
+        {"event": name, "generation": 0, "kind": "oom", "step": None} for name in ("fault_injected", "fault_failed")
+    ]
+    drill = [json.dumps({**json.loads(lines[index]), **event}) for event in told]
+    log.write_text("\n".join([*lines[:index], *drill, *lines[index:]]) + "\n")
+    (loss,) = put_together([read_history(run)]).account.losses
+    assert loss.drills == ()
+
+
 def test_incidents_are_counted_by_rank_where_agents_share_a_host(tmp_path: Path) -> None:
     runs = two_nodes(tmp_path)
     for run in runs:
