@@ -32,7 +32,7 @@ def this_machine() -> Machine:
         cpus=frozenset(os.sched_getaffinity(0)),
         count_gpus=_count_gpus,
         count_xpus=_count_xpus,
-        is_local=is_local,
+        is_local=_is_local,
     )
 
 
@@ -48,20 +48,10 @@ def _count_xpus(environ: Mapping[str, str]) -> int:
     return count_xpus(environ)
 
 
-def is_local(host: str) -> bool:
-    """Whether ``host`` names this machine. A name that cannot be looked up doesn't.
+def _is_local(host: str) -> bool:
+    from ftlaunch.rendezvous.common.addresses import is_own_address
 
-    An address is ours if a socket can be bound to it (EADDRNOTAVAIL otherwise, ip(7)).
-    """
-    import socket
-
-    if host.lower() in {"localhost", socket.gethostname().lower()}:
-        return True
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+    return is_own_address(host)
 
 
 def is_numeric(host: str) -> bool:
@@ -75,14 +65,3 @@ def is_numeric(host: str) -> bool:
             continue
         return True
     return False
-
-
-def _can_bind(family: int, address: object) -> bool:
-    import socket
-
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind(address)  # type: ignore[arg-type]
-    except OSError:
-        return False
-    return True

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ftlaunch.launcher import clock
@@ -18,6 +18,7 @@ from ftlaunch.launcher.drill.plan import PlanError
 from ftlaunch.launcher.drill.tail import Tail
 from ftlaunch.launcher.errors import FtlaunchError
 from ftlaunch.launcher.host import proctree
+from ftlaunch.launcher.processes import guardian
 
 MARK = "FTLAUNCH_DRILL_LIFE"
 """In the environment of everything that one life of one agent starts."""
@@ -222,11 +223,6 @@ def left_over(marks: Collection[str], own: Collection[int]) -> list[proctree.Pro
     return [entry for entry in found.values() if entry.state not in "ZX"]
 
 
-def carries(pid: int, marks: Iterable[str]) -> bool:
+def carries(pid: int, marks: Collection[str]) -> bool:
     """Whether one of the marks is in the environment that the process was started with."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            words = environ.read().split(b"\0")
-    except OSError:
-        return False
-    return any(f"{MARK}={mark}".encode() in words for mark in marks)
+    return any(guardian.carries(pid, mark, MARK) for mark in marks)

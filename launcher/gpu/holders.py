@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
-import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 from ftlaunch.launcher.gpu.model import Holder
+from ftlaunch.launcher.processes import guardian
 
 DEVICE_GLOB = "/dev/nvidia*"
 
@@ -26,39 +26,17 @@ def find_holders(
     """
     skipped = {*skip, os.getpid()}
     return tuple(
-        Holder(pid, process_name(pid, proc), carries_mark(pid, marker, proc))
+        Holder(pid, process_name(pid, proc), guardian.carries(pid, marker, proc=proc))
         for pid in _pids(proc)
         if pid not in skipped and _holds(pid, device_glob, proc)
     )
 
 
-def kill_marked(holders: Collection[Holder], marker: str, send: Callable[[int, int], None] | None = None) -> None:
+def kill_marked(holders: Collection[Holder], marker: str) -> None:
     """SIGKILL those of this run, each looked at again with its pid pinned. Never anybody else's."""
     for holder in holders:
         if holder.marked:
-            _kill(holder.pid, marker, send or signal.pidfd_send_signal)
-
-
-def _kill(pid: int, marker: str, send: Callable[[int, int], None]) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if carries_mark(pid, marker):
-            with contextlib.suppress(OSError):
-                send(pidfd, signal.SIGKILL)
-    finally:
-        os.close(pidfd)
-
-
-def carries_mark(pid: int, marker: str, proc: str = "/proc") -> bool:
-    """Whether a process belongs to this run. Zombies and processes of other users read as not."""
-    try:
-        with open(f"{proc}/{pid}/environ", "rb") as environ:
-            return bool(marker) and f"FTLAUNCH_MARK={marker}".encode() in environ.read().split(b"\0")
-    except OSError:
-        return False
+            guardian.kill(holder.pid, marker)
 
 
 def process_name(pid: int, proc: str = "/proc") -> str:

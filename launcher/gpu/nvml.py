@@ -11,10 +11,11 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ftlaunch.launcher.gpu.holders import carries_mark, process_name
+from ftlaunch.launcher.gpu.holders import process_name
 from ftlaunch.launcher.gpu.model import DeviceHealth, DeviceSample, ProcessUse, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
 from ftlaunch.launcher.host.visible import Device
+from ftlaunch.launcher.processes import guardian
 
 _T = TypeVar("_T")
 _EVENT_WAIT_MS = 3_600_000
@@ -116,7 +117,8 @@ class Nvml:
             # The same process may be in two lists with the same memory: the larger number, not the sum.
             by_pid[process.pid] = used if by_pid.get(process.pid) is None else max(by_pid[process.pid] or 0, used or 0)
         return tuple(
-            ProcessUse(pid, used, process_name(pid), carries_mark(pid, marker)) for pid, used in sorted(by_pid.items())
+            ProcessUse(pid, used, process_name(pid), guardian.carries(pid, marker))
+            for pid, used in sorted(by_pid.items())
         )
 
     def _list_processes(self, kind: str, handle: Any) -> Sequence[Any] | None:

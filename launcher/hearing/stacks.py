@@ -67,7 +67,8 @@ class StackCollector:
         asked = {}
         for rank, (local_rank, worker) in alive.items():
             # Without the handler the signal would kill, so the kernel is asked first. A stopped rank cannot answer.
-            if not _is_stopped(worker.pid) and proctree.has_handler(worker.pid, stackdump.DUMP_SIGNAL):
+            held = proctree.is_stopped(worker.pid, or_traced=True)
+            if not held and proctree.has_handler(worker.pid, stackdump.DUMP_SIGNAL):
                 self._dumps.clear(local_rank)
                 worker.signal(stackdump.DUMP_SIGNAL)
                 asked[rank] = local_rank
@@ -113,11 +114,6 @@ async def _look_with_pyspy(program: str, pid: int, environment: Mapping[str, str
     except SpawnError:
         return StackSnapshot()
     return parse_pyspy(done.tail.decode("utf-8", "replace")) if done.exit_code == 0 else StackSnapshot()
-
-
-def _is_stopped(pid: int) -> bool:
-    entry = proctree.read_entry(pid)
-    return entry is not None and entry.state in "tT"
 
 
 def kernel_view(pid: int) -> str:

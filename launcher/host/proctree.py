@@ -87,6 +87,12 @@ def has_handler(pid: int, signum: int) -> bool:
     return mask is not None and bool(int(mask, 16) >> (signum - 1) & 1)
 
 
+def is_stopped(pid: int, *, or_traced: bool = False) -> bool:
+    """Whether the process was stopped, or, if that counts too, a tracer holds it."""
+    entry = read_entry(pid)
+    return entry is not None and entry.state in ("Tt" if or_traced else "T")
+
+
 def is_traced(pid: int) -> bool:
     """Whether a debugger or tracer is attached."""
     return _status_field(pid, "TracerPid") not in (None, "0")

@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MARK = "FTLAUNCH_MARK"
 SWEEP_LIMIT_S = 10.0
 PAUSE_S = 0.02
 LOOK_S = 2.0
@@ -109,16 +110,20 @@ def agent_ended_in_order() -> bool:
         received = (received + chunk)[:64]
 
 
-def carries(pid: int, marker: str) -> bool:
-    """Whether a process of ours has the marker in its environment. Zombies and foreign processes read as empty."""
-    return _mark(marker) in _environ(pid)
+def carries(pid: int, marker: str, variable: str = MARK, proc: str = "/proc") -> bool:
+    """Whether a process was started with this marker. Zombies and processes of other users read as not."""
+    return bool(marker) and f"{variable}={marker}".encode() in _environ(pid, proc)
 
 
 def of_a_rank(pid: int, marker: str) -> bool:
     """Whether it has the marker and was started by a rank, not as a standby, a check or another helper."""
     environ = _environ(pid)
     names = {entry.partition(b"=")[0] for entry in environ}
-    return _mark(marker) in environ and b"FTLAUNCH_GENERATION" in names and b"FTLAUNCH_STANDBY_FD" not in names
+    return (
+        f"{MARK}={marker}".encode() in environ
+        and b"FTLAUNCH_GENERATION" in names
+        and b"FTLAUNCH_STANDBY_FD" not in names
+    )
 
 
 def sweep(marker: str, belongs: Callable[[int, str], bool] = carries) -> None:
@@ -130,20 +135,16 @@ def sweep(marker: str, belongs: Callable[[int, str], bool] = carries) -> None:
     for _ in range(int(SWEEP_LIMIT_S / PAUSE_S)):
         found = [pid for pid in _pids() if belongs(pid, marker)]
         for pid in found:
-            _kill(pid, marker)
+            kill(pid, marker)
         clean = 0 if found else clean + 1
         if clean == 2:
             return
         select.select([], [], [], PAUSE_S)
 
 
-def _mark(marker: str) -> bytes:
-    return f"FTLAUNCH_MARK={marker}".encode()
-
-
-def _environ(pid: int) -> list[bytes]:
+def _environ(pid: int, proc: str = "/proc") -> list[bytes]:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
+        with open(f"{proc}/{pid}/environ", "rb") as environ:
             return environ.read().split(b"\0")
     except OSError:
         return []
@@ -154,7 +155,8 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
 
 
-def _kill(pid: int, marker: str) -> None:
+def kill(pid: int, marker: str) -> None:
+    """SIGKILL, if the process carries the marker. Never anybody else's."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:

@@ -103,7 +103,7 @@ class Teardown:
                 leaving.append(worker)
             elif self._signs.in_checkpoint(worker):
                 saving.append(worker)
-            elif proctree.has_handler(worker.pid, signal.SIGTERM) and not _is_stopped(worker.pid):
+            elif proctree.has_handler(worker.pid, signal.SIGTERM) and not proctree.is_stopped(worker.pid):
                 graced.append(worker)
             else:
                 self._kill(worker)
@@ -194,11 +194,6 @@ def _is_dying(pid: int) -> bool:
     """
     entry = proctree.read_entry(pid)
     return entry is not None and (entry.exiting or entry.state in "ZX")
-
-
-def _is_stopped(pid: int) -> bool:
-    entry = proctree.read_entry(pid)
-    return entry is not None and entry.state == "T"
 
 
 async def _wait_until_exited(workers: Sequence[WorkerProcess], deadline: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -95,30 +93,6 @@ def check(settings: HubSettings) -> None:
         raise SettingsError(
             f"--node-timeout {settings.node_timeout_s:g} must be longer than the fencing margin {settings.margin_s:g} s"
         )
-
-
-def is_own_address(host: str) -> bool:
-    """Whether an address, or the name of one, belongs to this machine. May wait for a name server.
-
-    An address is ours if a socket can be bound to it (bind(2)); our own host name is ours even where it resolves to
-    something else.
-    """
-    if host in ("localhost", os.uname().nodename):
-        return True
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
-
-
-def _can_bind(family: int, address: tuple[object, ...]) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as trying:
-            trying.bind(address)
-            return True
-    except OSError:
-        return False
 
 
 def _flag(text: str) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ftlaunch.rendezvous.common.addresses import is_own_address
 from ftlaunch.rendezvous.common.iothread import IoThread
 from ftlaunch.rendezvous.common.node import address_towards
-from ftlaunch.rendezvous.hub.settings import HubSettings, is_own_address
+from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.interface import SettingsError
 
 _RETRY_S = 0.5

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ftlaunch.rendezvous.common.addresses import is_own_address
 from ftlaunch.rendezvous.common.part import first_offer
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -30,7 +31,7 @@ from ftlaunch.rendezvous.hub.frames import (
     wish_frame,
 )
 from ftlaunch.rendezvous.hub.jobstate import Guest, JobState, Spoken
-from ftlaunch.rendezvous.hub.settings import HubSettings, Meeting, check, is_own_address, settings_from
+from ftlaunch.rendezvous.hub.settings import HubSettings, Meeting, check, settings_from
 from ftlaunch.rendezvous.interface import Exclusion, ExclusionAnswer, ExclusionWish, RendezvousError, SettingsError
 
 C10D = Meeting("c10d", "h", 1, "job", 2, 4)
@@ -65,10 +66,12 @@ def test_settings_that_make_no_sense_are_refused(conf: dict[str, str]) -> None:
 
 
 def test_own_addresses_are_recognised() -> None:
-    assert all(is_own_address(host) for host in ("localhost", "127.0.0.1", "::1", os.uname().nodename))
+    own = os.uname().nodename
+    assert all(is_own_address(host) for host in ("localhost", "LOCALHOST", "127.0.0.1", "::1", own, own.upper()))
     # TEST-NET-1 (RFC 5737) is nobody's.
     assert not is_own_address("192.0.2.1")
     assert not is_own_address("does-not-resolve.invalid")
+    assert not is_own_address("x" * 64 + ".invalid")
 
 
 def test_frames_are_lines() -> None:
