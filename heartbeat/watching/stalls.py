@@ -215,6 +215,12 @@ def dues(track: Track, tracks: Tracks, limits: Limits) -> list[Due]:
     return [Due(INIT, max(track.progress_at, fresh_at), limits.of(INIT))]
 
 
+def first_due(track: Track, tracks: Tracks, limits: Limits) -> Due | None:
+    """The silence that would be a stall first; ``None``: the rank has ended, is not watched, or not now."""
+    silences = dues(track, tracks, limits) if track.alive else ()
+    return min(silences, key=lambda due: due.since + due.limit.seconds, default=None)
+
+
 def is_watched(track: Track, limits: Limits) -> bool:
     """Whether a rank has shown that it means to make steps."""
     if track.phase >= Phase.TRAINING or track.local_rank in limits.trained:

@@ -9,41 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from ftlaunch.heartbeat.watching import elsewhere, stalls
 from ftlaunch.heartbeat.watching.elsewhere import Account, Survey
-from ftlaunch.heartbeat.watching.limits import Limit, Limits, Settings
+from ftlaunch.heartbeat.watching.limits import Limits, Settings
 from ftlaunch.heartbeat.watching.listener import Heard
 from ftlaunch.heartbeat.watching.procstate import ProcState
 from ftlaunch.heartbeat.watching.stragglers import Straggler, StragglerWatch
-from ftlaunch.heartbeat.watching.tracks import Track, Tracks
-from ftlaunch.heartbeat.watching.verdicts import Assessment, Progress, Stall, for_people
+from ftlaunch.heartbeat.watching.tracks import Tracks
+from ftlaunch.heartbeat.watching.verdicts import Assessment, Progress, Stall
 
 LATE_S = 1.0
 """A deadline that is noticed so much later means that the agent itself was stopped, or starved."""
 _STRAGGLERS_S = 10.0
 _QUIET_S = 1.0
-_LONG_SECTION_S = 1.0
-
-
-class RankStatus(NamedTuple):
-    """One rank for ``ftctl status``. Ages and limits in seconds."""
-
-    local_rank: int
-    pid: int
-    phase: str
-    steps: int
-    """As told by the script, else counted."""
-    step: int | None
-    """The script's own number."""
-    section: str
-    age_s: float
-    """Since it last showed progress."""
-    limit: Limit | None
-    """Of the silence that ends first; ``None``: it is not watched, or not now."""
-    info: Mapping[str, Any]
-    straggles: str
 
 
 class Watch:
@@ -99,10 +78,6 @@ class Watch:
         assessment = stalls.assess(self.tracks, self.limits, states, now)
         self._next_deadline = assessment.next_deadline
         return assessment
-
-    def paused(self, now: float, gap_s: float) -> None:
-        """The agent knows that it could not hear for the last ``gap_s`` seconds."""
-        self.tracks.paused(now, gap_s)
 
     def excuse(self, now: float) -> None:
         """Everybody's silence begins anew: the socket was flooded."""
@@ -160,32 +135,3 @@ class Watch:
         """Whether the rank is known to be in a ``checkpoint`` section."""
         track = self.tracks.ranks[local_rank] if local_rank < len(self.tracks.ranks) else None
         return track is not None and any(section.name == "checkpoint" for section in track.sections or ())
-
-    def status(self, now: float) -> list[RankStatus]:
-        """All ranks, those that have ended too."""
-        return [self._status(track, now) for track in self.tracks.ranks]
-
-    def _status(self, track: Track, now: float) -> RankStatus:
-        silences = stalls.dues(track, self.tracks, self.limits) if track.alive else []
-        first = min(silences, key=lambda due: due.since + due.limit.seconds, default=None)
-        straggler = self.stragglers.reported.get(track.local_rank)
-        return RankStatus(
-            local_rank=track.local_rank,
-            pid=track.voice,
-            phase=track.phase.name.lower() if track.alive else f"ended with {track.exit_code}",
-            steps=track.steps,
-            step=track.step,
-            section=track.section or "unknown",
-            age_s=max(0.0, now - track.progress_at),
-            limit=first.limit if first is not None else None,
-            info=track.info,
-            straggles=straggler.lag.reason if straggler is not None and straggler.lag is not None else "",
-        )
-
-    def describe_ages(self, now: float) -> str:
-        """``progress: rank 0 2.1 s ago (step 17), rank 1 412 s ago (step 12)``"""
-        parts = []
-        for track in self.tracks.ranks:
-            age = for_people(max(0.0, now - track.progress_at))
-            parts.append(f"rank {self.tracks.first_rank + track.local_rank} {age} ago (step {track.steps})")
-        return "progress: " + ", ".join(parts)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ftlaunch.heartbeat.watching.stalls import first_due
 from ftlaunch.heartbeat.wire import Kind as MessageKind
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.control.control_socket import RequestError
@@ -285,9 +286,10 @@ class DrillDesk:
 
     def _limit_s(self, local_rank: int) -> float | None:
         """How long the rank may be silent from now on."""
-        statuses = self._office.ear.watch.status(clock.monotonic())
-        limit = statuses[local_rank].limit if local_rank < len(statuses) else None
-        return limit.seconds if limit is not None and math.isfinite(limit.seconds) else None
+        watch = self._office.ear.watch
+        ranks = watch.tracks.ranks
+        due = first_due(ranks[local_rank], watch.tracks, watch.limits) if local_rank < len(ranks) else None
+        return due.limit.seconds if due is not None and math.isfinite(due.limit.seconds) else None
 
     def _next(self, armed: Armed) -> None:
         armed.left -= 1

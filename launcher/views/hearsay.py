@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from ftlaunch.heartbeat.watching.limits import Limits
-from ftlaunch.heartbeat.watching.stalls import Due, dues
+from ftlaunch.heartbeat.watching.stalls import first_due
 from ftlaunch.heartbeat.watching.tracks import Track, Tracks
 from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher.views.overview import Heard, LimitFacts, RankFacts
@@ -31,7 +31,7 @@ def heard_from(watch: Watch, now: float) -> Heard:
 
 
 def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, straggles: str) -> RankFacts:
-    due = _nearest(track, tracks, limits) if track.alive else None
+    due = first_due(track, tracks, limits)
     total = track.info.get("total")
     return RankFacts(
         local_rank=track.local_rank,
@@ -49,11 +49,6 @@ def _rank_facts(track: Track, tracks: Tracks, limits: Limits, now: float, stragg
         limit_origin="" if due is None else due.limit.source.value,
         straggles=straggles,
     )
-
-
-def _nearest(track: Track, tracks: Tracks, limits: Limits) -> Due | None:
-    """The silence that would be a stall first."""
-    return min(dues(track, tracks, limits), key=lambda due: due.since + due.limit.seconds, default=None)
 
 
 def _rate(track: Track) -> float | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.heartbeat.watching.limits import CHECKPOINT, STEP, Source
+from ftlaunch.heartbeat.watching.limits import CHECKPOINT, Limit, Source
 from ftlaunch.heartbeat.watching.procstate import ProcState
+from ftlaunch.heartbeat.watching.stalls import first_due
 from ftlaunch.heartbeat.watching.stragglers import HOLD_S, MIN_STEPS, Straggler, StragglerWatch, lags
 from ftlaunch.heartbeat.watching.watch import Watch
 from ftlaunch.launcher.config import HeartbeatConfig
@@ -44,6 +45,10 @@ class Job:
     def assess(self, now: float, asleep_s: float = 0.0) -> Any:
         return self.watch.assess(self.states(), now, asleep_s)
 
+    def limit(self, rank: int) -> Limit | None:
+        due = first_due(self.watch.tracks.ranks[rank], self.watch.tracks, self.watch.limits)
+        return due.limit if due is not None else None
+
     def stalled_at(self, start: float, end: float, asleep_s: float = 0.0) -> float:
         """Judge at every deadline as the agent does; when the first stall came, infinite if none."""
         now = start
@@ -64,7 +69,7 @@ def test_what_was_learnt_lives_on_in_the_next_generation_and_what_was_open_does_
     assert not job.watch.is_saving(0)
     assert job.watch.progress() == (False, None, 0, 0, None)
     now = job.train(now, 10)
-    assert job.watch.status(now)[0].limit == (3.0, Source.LEARNT)
+    assert job.limit(0) == (3.0, Source.LEARNT)
 
 
 def test_a_stopped_agent_raises_no_alarm_when_it_goes_on() -> None:
@@ -115,29 +120,24 @@ def test_excused_ranks_get_the_whole_time_again() -> None:
     assert job.stalled_at(now, now + 2.9) == math.inf
     job.watch.excuse(now + 2.9)
     assert job.stalled_at(now + 2.9, now + 4.0) == math.inf
-    job.watch.paused(now + 4.0, 1.0)
+    job.watch.tracks.paused(now + 4.0, 1.0)
     assert job.stalled_at(now + 4.0, now + 100.0) == pytest.approx(now + 6.9, abs=0.1)
 
 
-def test_status_shows_each_rank_with_the_limit_that_counts() -> None:
+def test_the_limit_that_counts_is_that_of_the_silence_that_ends_first() -> None:
     job = Job(3, section_timeouts_s={"data": 7.0})
     now = job.train(0.0)
+    assert job.limit(0) == (3.0, Source.LEARNT)
     job.watch.hear(job.speakers[1].open("data", now))
-    job.watch.hear(job.speakers[1].beat(now + 0.5, 4321, loss=1.5))
     job.watch.exited(2, 0, now)
-    first, second, third = job.watch.status(now + 2)
-    assert (first.phase, first.section, first.steps, first.limit) == ("stepping", STEP, 60, None)
-    assert first.age_s == pytest.approx(2.0)
-    assert (second.section, second.step, second.limit) == ("data", 4321, (7.0, Source.CONFIGURED))
-    assert second.info == {"loss": 1.5}
-    assert third.phase == "ended with 0"
-    assert "rank 1 1.50 s ago (step 4321)" in job.watch.describe_ages(now + 2)
+    assert (job.limit(0), job.limit(2)) == (None, None), "one may wait for the section, the other one has ended"
+    assert job.limit(1) == (7.0, Source.CONFIGURED)
 
 
 def test_without_ranks_there_is_nothing_to_do() -> None:
     watch = Watch(HeartbeatConfig())
     assert watch.assess({}, 5.0).next_deadline == math.inf
-    assert watch.pids() == {} and watch.status(5.0) == [] and watch.find_stragglers(100.0) == []
+    assert watch.pids() == {} and watch.find_stragglers(100.0) == []
 
 
 # -- stragglers -----------------------------------------------------------------------------------------------------
@@ -226,6 +226,7 @@ def test_the_watch_looks_for_stragglers_every_ten_seconds() -> None:
         job.watch.hear(job.speakers[1].tick(now + 0.05))
         reports += job.watch.find_stragglers(now)
     assert [report.local_rank for report in reports] == [1]
-    assert "last" in job.watch.status(now)[1].straggles
+    lag = job.watch.stragglers.reported[1].lag
+    assert lag is not None and "last" in lag.reason
     job.begin(1, 2, now)
-    assert job.watch.status(now)[1].straggles == ""
+    assert job.watch.stragglers.reported == {}
