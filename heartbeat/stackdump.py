@@ -25,13 +25,6 @@ def register(fd: int) -> bool:
     return True
 
 
-def is_armed(caught_signals: int) -> bool:
-    """Whether a worker with this ``SigCgt`` mask (``/proc/<pid>/status``) will dump. The agent must ask before it
-    sends DUMP_SIGNAL: a process without the handler (still starting, or executed by ``--no-python``) would die of it.
-    """
-    return bool(caught_signals >> (DUMP_SIGNAL - 1) & 1)
-
-
 def is_complete(text: str) -> bool:
     """Whether a dump has come to its end. It is written frame by frame, the main thread last, our entry its last frame.
 

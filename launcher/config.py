@@ -80,7 +80,6 @@ class WorkersConfig:
 
     nproc: int = 1
     role: str = "default"
-    start_method: str = "spawn"
     virtual_local_rank: bool = False
     gpus: tuple[str, ...] | None = None
     """CUDA_VISIBLE_DEVICES entries left by ``--gpus``; ``None`` leaves the variable as it was found."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +33,6 @@ class LastWords:
     def exception(self) -> str:
         """The same name; empty for SystemExit, with which a script ends as it wants to."""
         return "" if self.type == "SystemExit" else self.type
-
-    @property
-    def address_in_use(self) -> bool:
-        """Whether a port was taken, also where torch wraps the error and leaves nothing but its text."""
-        return self.errno == errno.EADDRINUSE or "EADDRINUSE" in self.message or "already in use" in self.message
 
 
 def from_payload(payload: Mapping[str, Any]) -> LastWords:

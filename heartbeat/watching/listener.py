@@ -35,7 +35,6 @@ class Heard(NamedTuple):
 
     message: Message
     pid: int
-    uid: int
     received_at: float
 
 
@@ -150,7 +149,7 @@ class Listener:
             return Refusal.STRANGER
         # Only now: whatever JSON costs, it is a rank's own.
         try:
-            return Heard(wire.decode(bytes(memoryview(self._buffer)[:size])), pid, uid, now)
+            return Heard(wire.decode(bytes(memoryview(self._buffer)[:size])), pid, now)
         except wire.WireError:
             return Refusal.MALFORMED
 

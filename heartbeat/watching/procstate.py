@@ -40,8 +40,6 @@ class ProcState(NamedTuple):
     state: str
     start_ticks: int = 0
     tracer_pid: int = 0
-    caught: int = 0
-    """Mask of signals with a handler: bit ``n - 1`` for signal ``n``."""
     threads: int = 1
     living_threads: int = 0
     """Beside the main thread, and not on their way out. Counted only when the main thread is a zombie."""
@@ -116,7 +114,6 @@ def read(pid: int, root: str = PROC, *, children: bool = False) -> ProcState | N
         state=stat.state,
         start_ticks=stat.start_ticks,
         tracer_pid=_number(status.get("TracerPid", "0")),
-        caught=_number(status.get("SigCgt", "0"), 16),
         threads=stat.threads,
         living_threads=_living_threads(pid, root) if stat.state == "Z" and stat.threads > 1 else 0,
         switches=_number(status.get("voluntary_ctxt_switches", "0")),

@@ -256,7 +256,7 @@ OPTIONS: tuple[Option, ...] = (
 
     _torchrun("monitor-interval", NO_EFFECT, "Deaths are seen at once; nothing is polled.", default="0.1",
               parse=values.number(0), metavar="SECONDS"),
-    _torchrun("start-method", NO_EFFECT, "Ranks are always executed afresh.", "workers.start_method",
+    _torchrun("start-method", NO_EFFECT, "Ranks are always executed afresh.",
               parse=choice("spawn", "fork", "forkserver"), default="spawn", metavar="spawn|fork|forkserver"),
     _torchrun("logs-specs", NO_EFFECT, "A torchrun plug-in for the layout of logs.", "", env=(), metavar="NAME"),
     Option("use-env", NO_EFFECT, "Ranks read LOCAL_RANK. A script that wants --local-rank: write "

@@ -64,11 +64,6 @@ def resolve(
     )
 
 
-def requires_nodes(config: Config) -> bool:
-    """Whether the job needs a meeting point with other nodes, and so a backend other than ``local``."""
-    return config.rendezvous.backend != "local"
-
-
 def _workers(settings: Settings, environ: Mapping[str, str], machine: Machine) -> WorkersConfig:
     visible = entries(environ)
     gpus = _gpus(settings, visible)
@@ -83,7 +78,6 @@ def _workers(settings: Settings, environ: Mapping[str, str], machine: Machine) -
     return WorkersConfig(
         nproc=nproc,
         role=settings["role"],
-        start_method=settings["start-method"],
         virtual_local_rank=settings["virtual-local-rank"],
         gpus=gpus,
         numa_binding=settings["numa-binding"],

@@ -28,7 +28,6 @@ _UNDETECTED_S = 60.0
 _END_S = 5.0
 _LEFT_S = 3.0
 _LONG_S = 3600.0
-_RESTARTED = (Kind.AGENT_KILL, Kind.NODE_LOSS)
 
 
 class LocalDrill:

@@ -41,8 +41,6 @@ class Counters:
     """Processes of this group killed for lack of memory."""
     limit: int | None = None
     peak: int | None = None
-    limit_hits: int = 0
-    """How often an allocation ran into the limit."""
 
 
 def locate(pid: int | str, proc: str = "/proc") -> Group | None:
@@ -70,9 +68,7 @@ def read_counters(group: Group) -> Counters | None:
     facts = _facts(group.path / _counter_file(group.version))
     if facts is None:
         return None
-    hits = facts.get("max", 0) if group.version == 2 else _number(group.path / "memory.failcnt") or 0
-    limit, peak = _tightest(group)
-    return Counters(facts.get("oom_kill", 0), limit, peak, hits)
+    return Counters(facts.get("oom_kill", 0), *_tightest(group))
 
 
 def kills_all_at_once(group: Group) -> Path | None:

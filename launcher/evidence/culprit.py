@@ -25,11 +25,6 @@ class Findings:
     cause: Diagnosis | None = None
     others: tuple[Diagnosis, ...] = ()
 
-    @property
-    def victims(self) -> tuple[Diagnosis, ...]:
-        """The ends that follow from the cause."""
-        return tuple(diagnosis for diagnosis in self.others if diagnosis.victim)
-
 
 def investigate(ranks: Sequence[RankEvidence], node: NodeEvidence = NOTHING_KNOWN) -> Findings:
     """Diagnose all ranks of this node and choose the cause.

@@ -19,7 +19,6 @@ _KILLED = re.compile(
     r"\((?P<name>.*?)\)(?=,? total-vm|,? score|,|$)(?:.*?anon-rss:(?P<rss>\d+)kB)?"
 )
 _LIMIT = re.compile(r"memory: usage \d+kB, limit (\d+)kB")
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[^)]*)\): (?P<xid>\d+), (?P<text>.*)")
 _FAULT = re.compile(r"^(?P<name>.*)\[(?P<pid>\d+)\]: segfault at \S+ .*? in (?P<where>[^\[\s]+)")
 
 
@@ -34,15 +33,6 @@ class KilledProcess:
     """Bytes of anonymous memory it had."""
     limit: int | None = None
     """Bytes, of the control group that ran into it."""
-
-
-@dataclass(frozen=True)
-class DriverError:
-    """A critical GPU error as the driver logged it; ``bus`` is a PCI address."""
-
-    bus: str
-    xid: int
-    text: str
 
 
 def parse_killed(line: str) -> KilledProcess | None:
@@ -65,12 +55,6 @@ def parse_kills(lines: Iterable[str]) -> Iterator[KilledProcess]:
         if killed is not None:
             yield killed if killed.whole_machine else replace(killed, limit=limit)
             limit = None
-
-
-def parse_xid(line: str) -> DriverError | None:
-    """Read an Xid message of the NVIDIA driver."""
-    match = _XID.search(line)
-    return None if match is None else DriverError(match["bus"], int(match["xid"]), match["text"].strip())
 
 
 def parse_fault(line: str) -> tuple[int, str] | None:

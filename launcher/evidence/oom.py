@@ -31,8 +31,6 @@ class OomFacts:
     killed: tuple[KilledProcess, ...] = ()
     """Named by the kernel log, with pids as we know them; empty where the log can't be read or numbers otherwise."""
     groups: Mapping[int, Path] = field(default_factory=dict)
-    hit_limit: tuple[OomKill, ...] = ()
-    """Groups that ran into their limit without a kill: the kernel found other memory to take back."""
 
     def of(self, pid: int) -> OomKill | None:
         """The kill that may explain the death of ``pid``: its own by the log, else one in its group."""
@@ -104,7 +102,7 @@ class OomWatch:
             self._follow(pid, known_empty=True)
         by_path = {group.path: group for group in self._groups.values()}
         changes = [(path, self._before[path], read_counters(group)) for path, group in by_path.items()]
-        kills, hits = [], []
+        kills = []
         for path, before, after in changes:
             if after is None:
                 continue
@@ -112,15 +110,12 @@ class OomWatch:
             count = after.kills - before.kills
             if count > 0:
                 kills.append(OomKill(path, count, after.limit, after.peak, after.limit is None))
-            elif after.limit_hits > before.limit_hits:
-                hits.append(OomKill(path, 0, after.limit, after.peak))
         if self._log is not None:
             self.lines.extend(self._log.read_new())
         return OomFacts(
             tuple(kills),
             tuple(parse_kills(self.lines)),
             {pid: group.path for pid, group in self._groups.items()},
-            tuple(hits),
         )
 
 

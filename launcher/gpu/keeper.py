@@ -15,7 +15,6 @@ from ftlaunch.launcher.gpu.baseline import Baseline, raise_baseline, take_baseli
 from ftlaunch.launcher.gpu.model import DeviceHealth, DeviceSample, Holder, XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest, reclaim
-from ftlaunch.launcher.host.quick_look import all_hidden, driver_present
 from ftlaunch.launcher.host.visible import Device
 
 _MAX_XIDS = 256
@@ -23,7 +22,7 @@ _MAX_RESTARTS = 5
 
 
 class Gpus:
-    """Made by :func:`open_gpus`. No method blocks the loop."""
+    """The GPUs that ranks of this node see, once :meth:`open` has found them. No method blocks the loop."""
 
     def __init__(self, note: str = "", on_xid: Callable[[XidEvent], None] = lambda event: None) -> None:
         self.devices: tuple[Device, ...] = ()
@@ -135,23 +134,6 @@ class Gpus:
         if len(self.xids) < _MAX_XIDS:
             self.xids.append(event)
         self._on_xid(event)
-
-
-async def open_gpus(
-    environment: Mapping[str, str], marker: str, on_xid: Callable[[XidEvent], None] = lambda event: None
-) -> Gpus:
-    """Open the GPUs that ranks with this environment would see; ``marker`` is the run's.
-
-    Takes no time without a driver, else about 0.2 s (up to ``OPEN_TIMEOUT_S``) beside the loop. Never raises: see
-    ``note`` and ``trouble``.
-    """
-    if not driver_present(environment):
-        return Gpus("no NVIDIA driver here: nothing to reclaim")
-    if all_hidden(environment):
-        return Gpus("CUDA_VISIBLE_DEVICES hides all GPUs: nothing to reclaim")
-    gpus = Gpus(on_xid=on_xid)
-    await gpus.open(environment, marker)
-    return gpus
 
 
 def describe_reclaim(outcome: ReclaimOutcome) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ftlaunch.launcher.gpu.keeper import Gpus
-from ftlaunch.launcher.health.command import DEFAULT_TIMEOUT_S, check_command
 from ftlaunch.launcher.health.gpus import check_gpus
 from ftlaunch.launcher.health.memory import check_memory
 from ftlaunch.launcher.health.result import Result
@@ -16,21 +15,18 @@ from ftlaunch.launcher.health.storage import DEFAULT_MIN_FREE_BYTES, ask_paths, 
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """``paths``: where ranks and the agent write. ``command``: the user's own check, empty for none."""
+    """``paths``: where ranks and the agent write."""
 
     paths: Sequence[str] = ()
     min_free_bytes: int = DEFAULT_MIN_FREE_BYTES
     storage_timeout_s: float = 10.0
-    command: str = ""
-    command_timeout_s: float = DEFAULT_TIMEOUT_S
     environment: Mapping[str, str] = field(default_factory=dict)
     shm_path: str = "/dev/shm"
 
     @property
     def deadline_s(self) -> float:
         """What a whole round may take."""
-        longest = max(self.storage_timeout_s, self.command_timeout_s if self.command else 0.0)
-        return longest + 5.0
+        return self.storage_timeout_s + 5.0
 
 
 def standard_checks(gpus: Gpus, settings: HealthSettings, cheap: bool = False) -> tuple[Check, ...]:
@@ -40,8 +36,6 @@ def standard_checks(gpus: Gpus, settings: HealthSettings, cheap: bool = False) -
         checks.append(Check("GPU", lambda: _gpus(gpus)))
     if not cheap:
         checks.append(Check("storage", lambda: _storage(settings)))
-        if settings.command:
-            checks.append(Check("health check", lambda: _command(settings)))
     return tuple(checks)
 
 
@@ -62,10 +56,6 @@ async def _storage(settings: HealthSettings) -> Sequence[Result]:
         check_shm(each) if each.path == settings.shm_path else check_path(each, timeout_s, settings.min_free_bytes)
         for each in facts
     ]
-
-
-async def _command(settings: HealthSettings) -> Sequence[Result]:
-    return (await check_command(settings.command, settings.environment, settings.command_timeout_s),)
 
 
 def _read(path: str) -> str:

@@ -42,19 +42,6 @@ def list_segments(folder: str = SHM) -> tuple[Segment, ...]:
     )
 
 
-def identities(segments: Iterable[Segment]) -> frozenset[Identity]:
-    """To be remembered when a generation starts."""
-    return frozenset(segment.identity for segment in segments)
-
-
-def leftovers(before: Collection[Identity], folder: str = SHM, proc: str = "/proc") -> tuple[Segment, ...]:
-    """Files of our uid that came after ``before`` and that no living process has mapped or open; the largest first.
-
-    As slow as :func:`unused`.
-    """
-    return unused(fresh(before, folder), folder, proc)
-
-
 def fresh(before: Collection[Identity], folder: str = SHM) -> tuple[Segment, ...]:
     """Files of our uid that came after ``before``, whoever made or uses them. As cheap as :func:`list_segments`."""
     uid = os.geteuid()

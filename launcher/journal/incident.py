@@ -181,9 +181,3 @@ def from_json(shape: Mapping[str, Any]) -> Incident:
         others=tuple(Diagnosed(**verdict) for verdict in shape.get("others", ())),
         progress=str(shape.get("progress", "")),
     )
-
-
-def first_own_failure(ends: tuple[RankEnd, ...]) -> RankEnd | None:
-    """The rank that failed first and by itself, by monotonic time of death."""
-    own = [end for end in ends if not end.stopped_by_launcher and end.exit_code not in (0, None)]
-    return min(own, key=lambda end: (end.at is None, end.at or 0.0, end.rank), default=None)

@@ -1,4 +1,4 @@
-"""Trying again, with growing random pauses. The clock, the sleep and the interrupt are the caller's."""
+"""Trying again, with growing random pauses. The clock and the sleep are the caller's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from ftlaunch.rendezvous.common.clock import monotonic
 from ftlaunch.rendezvous.etcd.errors import Unreachable
 
 T = TypeVar("T")
-
-
-class Interrupted(Exception):
-    """The caller does not want the result any more. Caught by who set the interrupt."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +31,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Retry:
-    """Calls something until it answers. ``deadline`` is on ``clock``; ``interrupt`` is asked before each attempt."""
+    """Calls something until it answers. ``deadline`` is on ``clock``."""
 
     policy: Policy = Policy()
     deadline: float = float("inf")
-    interrupt: Callable[[], bool] = lambda: False
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     clock: Callable[[], float] = monotonic
     chance: Callable[[], float] = field(default=random.random)
@@ -47,13 +42,10 @@ class Retry:
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the first answer.
 
-        Only :class:`~.errors.Unreachable` is tried again. Raises the last one when the deadline has passed, and
-        :class:`Interrupted`.
+        Only :class:`~.errors.Unreachable` is tried again. Raises the last one when the deadline has passed.
         """
         tried = 0
         while True:
-            if self.interrupt():
-                raise Interrupted
             try:
                 return await attempt()
             except Unreachable:

@@ -14,11 +14,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim, open_gpus
+from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim
 from ftlaunch.launcher.gpu.reclaim import ReclaimRequest
 from ftlaunch.launcher.health.gpus import check_gpus
 from ftlaunch.launcher.health.result import Healthy
 from support import cuda
+from support.nvml import open_gpus
 
 GIB = 1 << 30
 MARK = f"cuda-test-{os.getpid()}"

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ftlaunch.launcher.gpu import client as nvml
-from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim, open_gpus
+from ftlaunch.launcher.gpu.keeper import Gpus, describe_reclaim
 from ftlaunch.launcher.gpu.model import XidEvent
 from ftlaunch.launcher.gpu.nvml_errors import NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimOutcome, ReclaimRequest
 from ftlaunch.launcher.processes import bystanders
 from support import procfs
-from support.nvml import GIB, StandIn, gpu
+from support.nvml import GIB, StandIn, gpu, open_gpus
 from support.waiting import wait_until
 
 DEAD = 4_000_000  # above pid_max's default: nobody has it
@@ -313,9 +313,10 @@ def agent(library: StandIn) -> Iterator[subprocess.Popen[str]]:
     """A process that opens the GPUs and then waits for ever."""
     code = (
         "import asyncio, os\n"
-        "from ftlaunch.launcher.gpu.keeper import open_gpus\n"
+        "from ftlaunch.launcher.gpu.keeper import Gpus\n"
         "async def main():\n"
-        "    gpus = await open_gpus(os.environ, 'x')\n"
+        "    gpus = Gpus()\n"
+        "    await gpus.open(os.environ, 'x')\n"
         "    print(gpus._client.pid, flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
@@ -333,26 +334,6 @@ def test_the_helper_ends_with_a_killed_agent_even_inside_a_call(agent: subproces
     assert procfs.alive(helper)
     agent.kill()
     wait_until(lambda: not procfs.alive(helper), 5, "the helper is gone")
-
-
-def test_nothing_is_imported_or_started_without_a_driver() -> None:
-    code = (
-        "import asyncio, sys\n"
-        "from ftlaunch.launcher.processes import bystanders\n"
-        "from ftlaunch.launcher.host import quick_look\n"
-        "from ftlaunch.launcher.gpu import keeper\n"
-        "quick_look.driver_present.__defaults__ = ((),)\n"
-        "gpus = asyncio.run(keeper.open_gpus({}, 'x'))\n"
-        "print(gpus.note)\n"
-        "print([name for name in ('pynvml', 'ctypes', 'psutil', 'rich', 'torch') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["no NVIDIA driver here: nothing to reclaim", "[]"]
-
-
-def test_hidden_gpus_start_nothing(library: StandIn) -> None:
-    gpus = asyncio.run(open_gpus({**library.environment, "CUDA_VISIBLE_DEVICES": ""}, MARK))
-    assert gpus.note == "CUDA_VISIBLE_DEVICES hides all GPUs: nothing to reclaim" and not gpus.watched
 
 
 class TestStragglers:

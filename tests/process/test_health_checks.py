@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from ftlaunch.launcher.errors import SpawnError
-from ftlaunch.launcher.gpu.keeper import Gpus, open_gpus
+from ftlaunch.launcher.gpu.keeper import Gpus
 from ftlaunch.launcher.health.command import check_command
 from ftlaunch.launcher.health.result import Healthy, Unhealthy
 from ftlaunch.launcher.health.runner import run_checks
@@ -20,7 +20,7 @@ from ftlaunch.launcher.health.standard import HealthSettings, standard_checks
 from ftlaunch.launcher.health.storage import PathFacts, ask_paths
 from ftlaunch.launcher.processes import bystanders
 from support import procfs
-from support.nvml import GIB, StandIn, gpu
+from support.nvml import GIB, StandIn, gpu, open_gpus
 from support.waiting import wait_until
 
 T = TypeVar("T")
@@ -144,14 +144,13 @@ def test_a_stopped_check_is_killed_too() -> None:
 
 
 def test_a_round_on_a_machine_without_gpus(tmp_path: Path) -> None:
-    settings = HealthSettings(
-        (str(tmp_path),), command="echo rack 7 is on fire; exit 9", environment=ENVIRONMENT, command_timeout_s=20.0
-    )
+    settings = HealthSettings((str(tmp_path),), environment=ENVIRONMENT)
 
     async def play() -> None:
         gpus = Gpus("no driver")
-        health = await run_checks(standard_checks(gpus, settings), settings.deadline_s)
-        assert health.reason == "health check: rack 7 is on fire (exit code 9)"
+        checks = standard_checks(gpus, settings)
+        assert [check.name for check in checks] == ["memory", "storage"]
+        assert (await run_checks(checks, settings.deadline_s)).healthy
         cheap = standard_checks(gpus, settings, cheap=True)
         assert [check.name for check in cheap] == ["memory"]
         assert (await run_checks(cheap, 1.0)).healthy

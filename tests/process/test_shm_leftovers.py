@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from ftlaunch.launcher.host import shm
+from ftlaunch.launcher.host.quick_look import SHM, Identity, shm_identities
 
 MIB = 1 << 20
 
@@ -31,6 +32,11 @@ def folder() -> Iterator[str]:
     for each in sorted((each for each in path.rglob("*")), reverse=True):
         each.rmdir()
     path.rmdir()
+
+
+def leftovers(before: Collection[Identity], folder: str = SHM, proc: str = "/proc") -> tuple[shm.Segment, ...]:
+    """Files of ours that came after ``before`` and that nobody uses."""
+    return shm.unused(shm.fresh(before, folder), folder, proc)
 
 
 def holder(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -57,19 +63,19 @@ OPENED = "f = open(sys.argv[1], 'wb'); f.write(b'x' * 4096); f.flush()"
 
 @pytest.mark.parametrize("code", [MAPPED, OPENED], ids=["mapped", "open"])
 def test_a_segment_is_left_over_only_when_its_user_is_dead(folder: str, code: str) -> None:
-    before = shm.identities(shm.list_segments(folder))
+    before = shm_identities(folder)
     process = holder(code, f"{folder}/segment")
     try:
-        assert shm.leftovers(before, folder) == ()
+        assert leftovers(before, folder) == ()
     finally:
         kill(process)
-    (left,) = shm.leftovers(before, folder)
+    (left,) = leftovers(before, folder)
     assert left.name == "segment" and left.size == (MIB if code is MAPPED else 4096)
 
 
 def test_a_killed_rank_of_shared_memory_is_found_reported_and_removed_when_asked() -> None:
     """As multiprocessing.shared_memory makes them, in the real directory; its resource tracker is killed too."""
-    before = shm.identities(shm.list_segments())
+    before = shm_identities()
     code = (
         "from multiprocessing import shared_memory, resource_tracker; resource_tracker.register = lambda *a: None; "
         "block = shared_memory.SharedMemory(create=True, size=1 << 20); block.buf[:] = b'x' * (1 << 20); "
@@ -81,7 +87,7 @@ def test_a_killed_rank_of_shared_memory_is_found_reported_and_removed_when_asked
     name = process.stdout.readline().strip()
     try:
         kill(process)
-        left = [segment for segment in shm.leftovers(before) if segment.name == name]
+        left = [segment for segment in leftovers(before) if segment.name == name]
         assert len(left) == 1
         assert shm.describe(left, cleaned=False) == (
             f"1 MiB new in /dev/shm since the ranks started, and open nowhere: {name} (--clean-shm removes such)"
@@ -95,19 +101,19 @@ def test_a_killed_rank_of_shared_memory_is_found_reported_and_removed_when_asked
 
 def test_what_was_there_before_or_is_no_file_does_not_count(folder: str) -> None:
     Path(folder, "older").write_bytes(b"x" * 100)
-    before = shm.identities(shm.list_segments(folder))
+    before = shm_identities(folder)
     Path(folder, "sub").mkdir()
     Path(folder, "sub", "newer").write_bytes(b"x" * 100_000)
     Path(folder, "newest").write_bytes(b"x")
     os.mkfifo(f"{folder}/fifo")
     os.symlink(f"{folder}/older", f"{folder}/link")
-    assert [segment.name for segment in shm.leftovers(before, folder)] == ["newer", "newest"]
+    assert [segment.name for segment in leftovers(before, folder)] == ["newer", "newest"]
 
 
 def test_a_name_used_again_is_another_segment(folder: str) -> None:
     path = Path(folder, "again")
     path.write_bytes(b"x")
-    (old,) = shm.leftovers((), folder)
+    (old,) = leftovers((), folder)
     path.rename(Path(folder, "kept"))
     path.write_bytes(b"y")
     assert shm.remove([old]) == () and path.exists()
@@ -116,7 +122,7 @@ def test_a_name_used_again_is_another_segment(folder: str) -> None:
 def test_files_of_others_are_not_ours(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(folder, "theirs").write_bytes(b"x")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert shm.leftovers((), folder) == ()
+    assert leftovers((), folder) == ()
 
 
 def test_unreadable_processes_and_odd_maps_are_stepped_over(folder: str, tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_unreadable_processes_and_odd_maps_are_stepped_over(folder: str, tmp_pat
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "maps").write_text("nonsense\n7f00-7f01 rw-s 0 zz:zz 5 /dev/shm/a\n")
     (tmp_path / "2").mkdir()
-    assert [segment.name for segment in shm.leftovers((), folder, str(tmp_path))] == ["segment"]
+    assert [segment.name for segment in leftovers((), folder, str(tmp_path))] == ["segment"]
 
 
 def test_free_space_and_long_lists(folder: str) -> None:

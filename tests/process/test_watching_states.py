@@ -20,6 +20,7 @@ from ftlaunch.heartbeat.watching import procstate
 from ftlaunch.heartbeat.watching.procstate import ProcState
 from ftlaunch.heartbeat.watching.stackread import StackSnapshot, parse_faulthandler
 from ftlaunch.heartbeat.watching.stalls import works
+from ftlaunch.launcher.host import proctree
 from support import procfs
 from support.ranks import BOOTSTRAP
 from support.waiting import wait_until
@@ -213,7 +214,7 @@ def rank(script: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 def collect(pid: int, dump_fd: int) -> StackSnapshot:
     """Ask for its stacks, which takes milliseconds."""
-    assert stackdump.is_armed(look(pid).caught)
+    assert proctree.has_handler(pid, stackdump.DUMP_SIGNAL)
     os.ftruncate(dump_fd, 0)
     os.kill(pid, stackdump.DUMP_SIGNAL)
     read = lambda: os.pread(dump_fd, 1 << 20, 0).decode()  # noqa: E731
@@ -239,7 +240,7 @@ def test_the_line_where_a_rank_is_stuck(tmp_path: Path, line: str, function: str
 
 def test_a_process_without_the_handler_is_known_as_such() -> None:
     with running("say(); signal.pause()") as child:
-        assert not stackdump.is_armed(look(child.pid).caught)
+        assert not proctree.has_handler(child.pid, stackdump.DUMP_SIGNAL)
 
 
 def test_the_dump_signal_is_not_one_that_python_or_the_c_library_uses() -> None:

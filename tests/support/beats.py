@@ -42,7 +42,7 @@ class Speaker:
         message = Message(
             kind, self.generation, self.local_rank, self.sequence, self.serial, step, round(at * 1e9), payload or {}
         )
-        return Heard(message, self.pid, 0, at if received_at is None else received_at)
+        return Heard(message, self.pid, at if received_at is None else received_at)
 
     def beat(self, at: float, step: int | None = None, **info: Any) -> Heard:
         return self.say(Kind.BEAT, at, step, {"info": info} if info else None)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+from ftlaunch.launcher.gpu.keeper import Gpus
+from ftlaunch.launcher.gpu.model import XidEvent
 
 _SOURCE = Path(__file__).with_name("nvml_stand_in.c")
 GIB = 1 << 30
@@ -44,3 +48,12 @@ class StandIn:
 def gpu(index: int, used: int, uuid: str = "", name: str = "NVIDIA H100", total: int = 80 * GIB) -> str:
     """The fact of one GPU; its UUID is ``GPU-<index>`` unless given."""
     return f"gpu {index} {uuid or f'GPU-{index}'} {used} {total} {name}"
+
+
+async def open_gpus(
+    environment: Mapping[str, str], marker: str, on_xid: Callable[[XidEvent], None] = lambda event: None
+) -> Gpus:
+    """The GPUs that ranks with this environment would see, found and watched."""
+    gpus = Gpus(on_xid=on_xid)
+    await gpus.open(environment, marker)
+    return gpus

@@ -48,7 +48,6 @@ FILLS: list[tuple[str, str, str, str, Any]] = [
     ("numa-binding", "", "core-complex", "workers.numa_binding", "core-complex"),
     ("omp-threads", "FTLAUNCH_OMP_THREADS", "4", "workers.omp_threads", 4),
     ("omp-threads", "FTLAUNCH_OMP_THREADS", "auto", "workers.omp_threads", 8),
-    ("start-method", "PET_START_METHOD", "fork", "workers.start_method", "fork"),
     ("run-dir", "FTLAUNCH_RUN_DIR", "runs/a", "logs.run_dir", "runs/a"),
     ("log-dir", "PET_LOG_DIR", "logs", "logs.log_dir", "logs"),
     ("redirects", "PET_REDIRECTS", "3", "logs.redirects", {None: ALL}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftlaunch.launcher.cli import command_line, resolve
+from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.rendezvous.etcd import conf as etcd_conf
@@ -63,7 +63,6 @@ def test_one_node_is_local(arguments: list[str], environ: dict[str, str], expect
     found = parsed.config.rendezvous
     assert (found.backend, found.min_nodes, found.max_nodes, found.endpoint) == ("local", 1, 1, "")
     assert {name: getattr(found, name) for name in expected} == expected
-    assert not resolve.requires_nodes(parsed.config)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_several_nodes(arguments: list[str], environ: dict[str, str], expected: 
     parsed = parse(arguments, environ)
     found = parsed.config.rendezvous
     assert {name: getattr(found, name) for name in expected} == expected
-    assert resolve.requires_nodes(parsed.config)
+    assert found.backend != "local"
 
 
 @pytest.mark.parametrize(

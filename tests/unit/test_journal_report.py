@@ -26,7 +26,6 @@ from ftlaunch.launcher.journal.incident import (
     Moment,
     RankEnd,
     cause_of,
-    first_own_failure,
     read_incidents,
     write_incident,
 )
@@ -143,18 +142,6 @@ def test_rank_ranges() -> None:
 
 def test_terminal_controls_are_removed() -> None:
     assert clean("a\x1b[2Jb\x1b]0;title\x07c\rd\te") == "abc\\x0dd\te"
-
-
-def test_the_first_failure_is_by_time_of_death_not_by_rank() -> None:
-    ends = (
-        RankEnd(0, 0, exit_code=-9, at=0.5, stopped_by_launcher=True),
-        RankEnd(1, 1, exit_code=1, at=1.0002),
-        RankEnd(2, 2, exit_code=3, at=1.0001),
-        RankEnd(3, 3, exit_code=0, at=0.1),
-    )
-    first = first_own_failure(ends)
-    assert first is not None and first.rank == 2
-    assert first_own_failure(ends[:1]) is None
 
 
 FAILURE = Failure(

@@ -13,7 +13,7 @@ from ftlaunch.rendezvous.common.trust import NEVER, Trust
 from ftlaunch.rendezvous.etcd import lease as leases
 from ftlaunch.rendezvous.etcd import messages
 from ftlaunch.rendezvous.etcd.errors import EtcdError, LeaseExists, LeaseGone, Refused, Unreachable
-from ftlaunch.rendezvous.etcd.retry import Interrupted, Policy, Retry
+from ftlaunch.rendezvous.etcd.retry import Policy, Retry
 
 
 class FakeTime:
@@ -71,13 +71,6 @@ def test_what_is_refused_is_not_tried_again() -> None:
     with pytest.raises(Refused):
         asyncio.run(retry(time).call(answers(Refused("never"))))
     assert time.slept == []
-
-
-def test_an_interrupt_ends_the_tries() -> None:
-    time = FakeTime()
-    patience = Retry(Policy(), sleep=time.sleep, clock=time.clock, interrupt=lambda: len(time.slept) >= 2)
-    with pytest.raises(Interrupted):
-        asyncio.run(patience.call(answers(*[Unreachable("no")] * 9)))
 
 
 # --- leases -----------------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def test_no_sequence_of_messages_raises_or_makes_an_impossible_limit(
     now = 0.0
     for message, pid, later in arrivals:
         now += later
-        node.tracks.hear(Heard(message, pid, 0, now), node.limits)
+        node.tracks.hear(Heard(message, pid, now), node.limits)
         for track in node.tracks.ranks:
             assert 0.0 <= track.progress_at <= now
             assert track.beats >= 0 and len(track.section) <= 64
