@@ -34,48 +34,22 @@ SAVED = "saved"
 Step = tuple[State, tuple[Action, ...]]
 
 
-def begin_recovery() -> Recovery:
-    """Nothing stopped, reclaimed or agreed on yet."""
-    return Recovery()
-
-
 def fail(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
     """The generation has failed: judge it, stop what runs, tell the others, and join the next one meanwhile."""
-    record = record_of(state, failure)
-    history = (*state.history, record)
+    history = (*state.history, record_of(state, failure))
     verdict = judge(history, now)
     if failure.kind is ev.FailureKind.PEER:
         # The node whose rank failed decides for all: it closes the job when it is over, and waits when that is wise.
         going_on = Verdict(True, "going on as the node that failed decides", counts=False)
         verdict = replace(verdict, delay_s=0.0) if verdict.restart else going_on
-    state = replace(state, failure=failure, history=history, phase=Phase.STOPPING, manner=_manner(failure))
-    said = Record(
-        "failure_detected",
-        failure.generation,
-        failure.reason,
-        failure.local_rank,
-        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.step},
-    )
-    stop = StopWorkers(
-        failure.generation,
-        _manner(failure),
-        failure.reason,
-        evidence=failure.kind is ev.FailureKind.STALL,
-    )
-    conclude = Conclude(failure, verdict.restart, verdict.reason)
-    if not verdict.restart:
-        ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
-        return replace(state, ending=ending, recovery=None), (said, stop, conclude)
-    recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0)
-    recovery = replace(recovery, counts=verdict.counts)
-    actions: list[Action] = [said, stop, conclude]
-    if not state.joins_late:
-        actions.insert(2, join_next(state, recovery))
-    if failure.own:
-        actions.insert(2, Announce(failure.generation, failure.reason))
-    if recovery.delayed:
-        actions.append(WakeAt(failure.generation, recovery.not_before))
-    return replace(state, recovery=recovery), tuple(actions)
+    manner = _manner(failure)
+    state = replace(state, failure=failure, history=history, phase=Phase.STOPPING, manner=manner)
+    evidence = failure.kind is ev.FailureKind.STALL
+    stop = StopWorkers(failure.generation, manner, failure.reason, evidence=evidence)
+    state, actions = _adopt(state, failure, verdict, now)
+    if verdict.restart and failure.own:
+        actions = (Announce(failure.generation, failure.reason), *actions)
+    return state, (_said("failure_detected", failure), stop, *actions)
 
 
 def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> Step:
@@ -86,29 +60,31 @@ def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> 
     history = (*state.history[:-1], record)
     verdict = judge(history, now)
     state = replace(state, failure=failure, history=history)
-    said = Record(
-        "cause_corrected",
-        failure.generation,
-        failure.reason,
-        failure.local_rank,
-        fields={"kind": failure.kind.value, "at": failure.at, "step": failure.step},
-    )
+    said = _said("cause_corrected", failure)
+    if verdict.restart and state.recovery is not None:
+        return state, (said, Conclude(failure, True, verdict.reason))
+    if verdict.restart and state.ending is not None and state.ending.outcome is not Outcome.FAILED:
+        # Somebody asked the job to end meanwhile.
+        return state, (said,)
+    state, actions = _adopt(replace(state, ending=None), failure, verdict, now)
+    return state, (said, *actions)
+
+
+def _said(name: str, failure: ev.Failure) -> Record:
+    fields = {"kind": failure.kind.value, "at": failure.at, "step": failure.step}
+    return Record(name, failure.generation, failure.reason, failure.local_rank, fields=fields)
+
+
+def _adopt(state: State, failure: ev.Failure, verdict: Verdict, now: float) -> Step:
+    """Do what the verdict says: end, or begin to recover."""
     conclude = Conclude(failure, verdict.restart, verdict.reason)
     if not verdict.restart:
         ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
-        return replace(state, ending=ending, recovery=None), (said, conclude)
-    if state.recovery is not None:
-        return state, (said, conclude)
-    if state.ending is not None and state.ending.outcome is not Outcome.FAILED:
-        # Somebody asked the job to end meanwhile.
-        return state, (said,)
+        return replace(state, ending=ending, recovery=None), (conclude,)
     recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0, counts=verdict.counts)
-    actions: list[Action] = [said, conclude]
-    if not state.joins_late:
-        actions.append(join_next(state, recovery))
-    if recovery.delayed:
-        actions.append(WakeAt(failure.generation, recovery.not_before))
-    return replace(state, ending=None, recovery=recovery), tuple(actions)
+    join = () if state.joins_late else (join_next(state, recovery),)
+    wake = (WakeAt(failure.generation, recovery.not_before),) if recovery.delayed else ()
+    return replace(state, recovery=recovery), (*join, conclude, *wake)
 
 
 def is_agreed(state: State, generation: int) -> bool:

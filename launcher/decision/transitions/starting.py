@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Join, Manner, Record, WarmUp
-from ftlaunch.launcher.decision.recover import begin_recovery, start_if_ready, with_saved
+from ftlaunch.launcher.decision.recover import start_if_ready, with_saved
 from ftlaunch.launcher.decision.resume_point import resume_path
-from ftlaunch.launcher.decision.state import Ending, Judge, Phase, State
+from ftlaunch.launcher.decision.state import Ending, Judge, Phase, Recovery, State
 from ftlaunch.launcher.decision.table import ALIVE, CLEARING, EVERYWHERE, Decision, end, ignore, on
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.rendezvous import interface as rdzv
@@ -17,7 +17,7 @@ from ftlaunch.rendezvous.interface import Joining, Outcome
 
 @on(ev.Started, Phase.JOINING)
 def _started(state: State, event: ev.Started, now: float, judge: Judge) -> Decision:
-    recovery = replace(begin_recovery(), stopped=True, reclaimed=True)
+    recovery = Recovery(stopped=True, reclaimed=True)
     join = Join(Joining(generation=0, slots=state.slots, counted=False))
     return Decision(replace(state, recovery=recovery), (Record("job_started"), join), "joining the first generation")
 
