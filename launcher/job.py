@@ -160,8 +160,7 @@ class Job:
         wires = Wires(self.marker, hearing.socket_path, self.lifeline, self.dumps, self.flags)
         plan = Plan(self.config, wires, binding.cpus, self.place.layout)
         narrator = Narrator(self.place.events, self.place.run, self.say, lambda: _stopped(crew))
-        helpers = bystanders.PIDS
-        resume = self._make_resume(helpers)
+        resume = self._make_resume()
         rendezvous = meeting.make_rendezvous(
             self.config, partial(_publish, resume.publish if resume is not None else None)
         )
@@ -183,7 +182,7 @@ class Job:
             agent.prepare_with(resume.offers)
         output = RankOutput(self.pump, self.config.workers.role)
         crew = Crew(self.config.stop, plan.ranks, output, hearing, agent.post, agent.begin)
-        crew.helpers = helpers
+        crew.helpers = bystanders.PIDS
         crew.pool = self._make_pool(plan, output, agent)
         crew.on_evidence = narrator.add_evidence
         crew.teach = agent.teach
@@ -232,12 +231,12 @@ class Job:
             self._tell,
         )
 
-    def _make_resume(self, helpers: set[int]) -> Resume | None:
+    def _make_resume(self) -> Resume | None:
         if self.config.checkpoints.directory is None:
             return None
         from ftlaunch.launcher.resume import Resume
 
-        return Resume(self.config.checkpoints, self.config.environment, self._tell, helpers)
+        return Resume(self.config.checkpoints, self.config.environment, self._tell)
 
     def _tell(self, name: str, *, reason: str = "", say: bool = False, **fields: Any) -> None:
         """An event of the parts that decide nothing."""

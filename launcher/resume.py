@@ -6,9 +6,6 @@ with the rank table and reaches the workers as FTLAUNCH_RESUME_FROM, FTLAUNCH_RE
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,23 +17,16 @@ from ftlaunch.launcher.config import CheckpointConfig
 from ftlaunch.launcher.decision.generations import GenerationRecord, poisoned_paths
 from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.exit_codes import ExitCode
-from ftlaunch.launcher.processes.process import SpawnSpec, WorkerProcess, spawn
+from ftlaunch.launcher.processes.bystanders import run_bounded
 
 
 class Resume:
-    """Looks for checkpoints and chooses. ``adopt`` and ``release`` get the pid of the child that looks."""
+    """Looks for checkpoints and chooses. ``tell`` writes an event."""
 
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        environment: Mapping[str, str],
-        tell: Callable[..., None],
-        helpers: set[int],
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, environment: Mapping[str, str], tell: Callable[..., None]) -> None:
         self._config = config
         self._environment = environment
         self._tell = tell
-        self._helpers = helpers
         self._known: set[Skipped] = set()
 
     async def offers(self, history: Sequence[GenerationRecord]) -> Mapping[str, Any]:
@@ -63,35 +53,16 @@ class Resume:
 
     async def _look(self) -> View:
         directory = self._config.directory or ""
-        output = os.memfd_create("ftlaunch-checkpoints", os.MFD_CLOEXEC)
+        limit_s = self._config.scan_timeout_s + child.GRACE_S
         try:
             argv = child.command(sys.executable, self._config)
-            process = spawn(SpawnSpec(argv, self._environment, stdout=output))
-            problem = await self._wait(process)
-            size = min(os.fstat(output).st_size, child.MAX_OUTPUT_BYTES)
-            return child.read_view(directory, os.pread(output, size, 0), problem)
+            done = await run_bounded(argv, self._environment, limit_s, merge=True, keep_bytes=child.MAX_OUTPUT_BYTES)
         except SpawnError as error:
             return child.read_view(directory, b"", str(error))
-        finally:
-            os.close(output)
-
-    async def _wait(self, process: WorkerProcess) -> str | None:
-        """Why there is no result, ``None`` when there is one. A child that cannot be killed is left behind."""
-        limit_s = self._config.scan_timeout_s + child.GRACE_S
-        self._helpers.add(process.pid)
-        process.watch(lambda exited: None)
-        await asyncio.wait({process.exited}, timeout=limit_s)
-        if process.alive:
-            process.signal_group(signal.SIGKILL)
-            await asyncio.wait({process.exited}, timeout=1.0)
-        if process.alive:
-            # In a system call that does not end (a dead mount): init will reap it one day.
-            process.abandon()
-            return f"the look at it did not end within {limit_s:g} s and cannot be killed"
-        self._helpers.discard(process.pid)
-        process.signal_group(signal.SIGKILL)
-        process.reap()
-        return None if process.exit_code == 0 else f"the look at it ended with code {process.exit_code}"
+        if done.timed_out:
+            return child.read_view(directory, b"", f"the look at it did not end within {limit_s:g} s")
+        problem = None if done.exit_code == 0 else f"the look at it ended with code {done.exit_code}"
+        return child.read_view(directory, done.tail, problem)
 
 
 def _shared(choice: Choice, poisoned: bool) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from ftlaunch.launcher.config import CheckpointConfig
 GRACE_S = 5.0
 """How much longer than ``scan_timeout_s`` the child may live: it ends by itself unless a system call hangs."""
 MAX_OUTPUT_BYTES = 1 << 20
+_SAID_CHARACTERS = 300
 
 
 def command(python: str, config: CheckpointConfig, wanted: int | None = None) -> list[str]:
@@ -40,12 +41,18 @@ def command(python: str, config: CheckpointConfig, wanted: int | None = None) ->
 
 
 def read_view(directory: str, output: bytes, problem: str | None = None) -> View:
-    """The view that a child printed. ``problem``: why there is none (killed at its deadline, exit code)."""
+    """The view that a child printed; ``output`` may hold its stderr as well.
+
+    ``problem``: why there is none (killed at its deadline, exit code). The last line of the output tells more.
+    """
     root = os.path.abspath(directory)
+    lines = output.splitlines()
     if problem is not None:
-        return View(root, error=problem)
+        said = lines[-1].decode("utf-8", "replace") if lines else ""
+        return View(root, error=f"{problem}: {said[:_SAID_CHARACTERS]}" if said else problem)
+    view = next((line for line in reversed(lines) if line.startswith(b"{")), b"")
     try:
-        return View.from_offer(json.loads(output[:MAX_OUTPUT_BYTES]))
+        return View.from_offer(json.loads(view))
     except (ValueError, RecursionError) as error:
         return View(root, error=f"the scan of the checkpoint directory gave no view: {error}")
 

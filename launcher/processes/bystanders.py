@@ -1,4 +1,4 @@
-"""Children of the agent that belong to no generation: the driver's helper, storage probes, the user's health check.
+"""Children of the agent that belong to no generation: the driver's helper, probes, health checks, looks at checkpoints.
 
 Whoever sweeps or reaps by descent must leave :data:`PIDS` alone: these are waited for here, each with a deadline. A
 child that can't even be killed (uninterruptible sleep on a dead mount) is left behind, and reaped whenever it ends.

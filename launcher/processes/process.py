@@ -72,14 +72,6 @@ class WorkerProcess:
         # Popen would try to reap it again, and warn.
         self._popen.returncode = self.exit_code
 
-    def abandon(self) -> None:
-        """Stop watching a process that cannot be killed; whoever inherits it will reap it."""
-        if not self._reaped:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            self._reaped = True
-            os.close(self._pidfd)
-            self._popen.returncode = -signal.SIGKILL
-
     def _noticed(self, on_exit: Callable[[WorkerProcess], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self.exited_at = clock.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from ftlaunch.launcher.checkpoints import child
 from ftlaunch.launcher.checkpoints.child import check, command, read_view
 from ftlaunch.launcher.checkpoints.custom import Pattern, Validator
 from ftlaunch.launcher.checkpoints.model import View
 from ftlaunch.launcher.checkpoints.scan import Request, scan
 from ftlaunch.launcher.config import CheckpointConfig
+from ftlaunch.launcher.processes import bystanders
+from ftlaunch.launcher.resume import Resume
 from support import checkpoint_files as files
 from support.users import Unprivileged
 from support.waiting import wait_until
@@ -161,7 +165,32 @@ def test_output_that_is_none() -> None:
     assert "gave no view" in (read_view("/d", b"").error or "")
     assert "gave no view" in (read_view("/d", b"[1]").error or "")
     assert read_view("/d", b"", "took longer than 65 s").error == "took longer than 65 s"
-    assert read_view("/d", json.dumps(View("/d", missing=True).as_offer()).encode()).missing
+    view = json.dumps(View("/d", missing=True).as_offer()).encode()
+    assert read_view("/d", view).missing
+    assert read_view("/d", b"a warning\n" + view + b"\nanother\n").missing
+    assert read_view("/d", b"Traceback\nMemoryError\n", "ended with code 1").error == "ended with code 1: MemoryError"
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("os.write(2, b'no memory\\n'); os._exit(3)", "the look at it ended with code 3: no memory"),
+        ("signal.pause()", "the look at it did not end within 0.2 s"),
+    ],
+)
+def test_a_look_that_comes_to_nothing_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import os, signal\n{code}\n")
+    monkeypatch.setattr(child, "GRACE_S", 0.1)
+    resume = Resume(
+        CheckpointConfig(str(tmp_path), scan_timeout_s=0.1),
+        {**os.environ, "PYTHONPATH": str(tmp_path)},
+        lambda name, **fields: None,
+    )
+    offer = asyncio.run(resume.offers(()))["checkpoints"]
+    assert View.from_offer(offer).error == problem
+    assert not bystanders.PIDS
 
 
 def test_nothing_of_torch_is_imported(tmp_path: Path) -> None:
