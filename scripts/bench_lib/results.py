@@ -155,7 +155,7 @@ def _line(results: Results, item: Item, name: str, base: float | None) -> str:
         return f"    {name:22} {'-':>9}{trouble}"
     middle = statistics.median(values)
     ratio = f"{middle / base:7.2f}x" if base else " " * 8
-    others = {figure: results.median(item.letter, name, figure) for s in results.samples[:] for figure in s.figures}
+    others = {figure: results.median(item.letter, name, figure) for s in results.samples for figure in s.figures}
     rest = "  ".join(
         f"{figure}={value:.4g}"
         for figure, value in others.items()

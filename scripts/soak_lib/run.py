@@ -36,17 +36,23 @@ class Soak:
     """Runs once. ``tell`` gets a line for everything that happens."""
 
     def __init__(self, plan: Sequence[Strike], seconds: float, out: Path, tell: Callable[[str], None]) -> None:
-        self._seconds, self._out, self._tell = seconds, out, tell
-        self._plan, self._to_come = plan, list[Strike]()
+        self._seconds = seconds
+        self._out = out
+        self._tell = tell
+        self._plan = plan
+        self._to_come: list[Strike] = []
         self._armed: list[tuple[Strike, float]] = []
         self._timed: list[tuple[float, Strike]] = []
         self._waiter = Waiter()
         self._watched = 0
-        self._generations, self._gauges = Generations(), Gauges()
+        self._generations = Generations()
+        self._gauges = Gauges()
         self._gauged_at = 0.0
         self._began_at = clock.monotonic()
         self._progress = (0, self._began_at)
-        self._plan_s, self._passed_at, self._struck_at = 0.0, self._began_at, self._began_at
+        self._plan_s = 0.0
+        self._passed_at = self._began_at
+        self._struck_at = self._began_at
         self._cleared: set[str] = set()
         self.done: list[tuple[float, Strike, str]] = []
         self.alive = Check("one generation at a time")
@@ -89,7 +95,8 @@ class Soak:
                 self._waiter.watch(agent.folder)
                 self._watched += 1
             for agent in stage.agents:
-                for event in agent.tail.events[-new:] if (new := agent.tail.read()) else ():
+                new = agent.tail.read()
+                for event in agent.tail.events[len(agent.tail.events) - new :]:
                     self._hear(event)
             now = clock.monotonic()
             self._advance(now)
