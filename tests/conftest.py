@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import leaks, users
+from support import leaks, ranks, users
 from support.jobs import Launcher
 from support.waiting import wait_until
 
@@ -88,6 +88,22 @@ def ftlaunch() -> Iterator[Launcher]:
     yield launcher
     survivors = launcher.close()
     assert not survivors, f"outlived their agent: {survivors}"
+
+
+@pytest.fixture
+def ftctl() -> Iterator[Launcher]:
+    """Start ``ftctl`` in private directories, as :func:`ftlaunch` does; for drills, which start jobs themselves."""
+    launcher = Launcher("ftlaunch.launcher.ftctl")
+    yield launcher
+    survivors = launcher.close()
+    assert not survivors, f"outlived ftctl: {survivors}"
+
+
+@pytest.fixture
+def agent() -> Iterator[ranks.Agent]:
+    """The agent's end of what ties it to its ranks: starts ranks as an agent does, and hears them."""
+    with ranks.agent() as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,6 @@ from support.jobs import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
-
-
-@pytest.fixture
-def ftctl() -> Iterator[Launcher]:
-    """Starts ``ftctl`` in private directories; what it leaves running fails the test."""
-    launcher = Launcher("ftlaunch.launcher.ftctl")
-    yield launcher
-    survivors = launcher.close()
-    assert not survivors, f"outlived the drill: {survivors}"
 
 
 def test_ddp_takes_three_faults(ftctl: Launcher) -> None:

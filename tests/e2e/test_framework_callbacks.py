@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,12 +52,6 @@ trainer.fit(model, data(), data())
 for evaluate in (trainer.validate, trainer.test, trainer.predict):
     evaluate(model, data())
 """
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 def told(agent: ranks.Agent, folder: Path, script: str) -> tuple[list[int], list[str], list[tuple[object, ...]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ print(json.dumps({
 }))
 raise ValueError("at the end")
 """
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 def sections(messages: list[Message]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from support.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "examples" / "drill" / "train_tiny.py"
 pytestmark = [pytest.mark.slow]
-
-
-@pytest.fixture
-def ftctl() -> Iterator[Launcher]:
-    """Starts ``ftctl`` in private directories."""
-    launcher = Launcher("ftlaunch.launcher.ftctl")
-    yield launcher
-    assert not launcher.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "examples" / "drill" / "train_tiny.py"
 SAVE = ("--save-in", "{out}/saved", "--step-s", "0.01")
 pytestmark = [pytest.mark.slow]
-
-
-@pytest.fixture
-def ftctl() -> Iterator[Launcher]:
-    """Starts ``ftctl`` in private directories; what it leaves running fails the test."""
-    launcher = Launcher("ftlaunch.launcher.ftctl")
-    yield launcher
-    survivors = launcher.close()
-    assert not survivors, f"outlived the drill: {survivors}"
 
 
 def drill(ftctl: Launcher, *arguments: str | Path) -> Job:

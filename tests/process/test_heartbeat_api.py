@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from support import procfs, ranks
 from support.waiting import wait_until
 
 IMPORT = "from ftlaunch import heartbeat\nimport os, sys, time, threading\n"
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 def run(agent: ranks.Agent, folder: Path, body: str, *, deaf: bool = False, **more: str) -> ranks.Finished:

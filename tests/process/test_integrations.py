@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,12 +32,6 @@ callback.on_validation_start(trainer, None)
 callback.on_exception(trainer, None, ValueError())
 callback.on_validation_end(trainer, None)
 """
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 def told(agent: ranks.Agent, folder: Path, script: str) -> list[object]:

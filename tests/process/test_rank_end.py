@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,6 @@ from ftlaunch.heartbeat.wire import Kind
 from support import ranks
 from support.jobs import Launcher
 from support.scripts import write
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 def last_words(agent: ranks.Agent) -> lastwords.LastWords | None:

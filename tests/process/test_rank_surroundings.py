@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from support import ranks
 PROBE = Path(__file__).parents[1] / "support" / "probes" / "surroundings.py"
 # What a training script's imports look like: standard and installed, one with warning filters and loggers of its own.
 PRELOADED = ("json", "random", "logging.config", "decimal", "concurrent.futures.thread", "colorsys", "click")
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 @pytest.fixture

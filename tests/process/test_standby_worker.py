@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ from ftlaunch.heartbeat.standbys import frames
 from ftlaunch.heartbeat.wire import Kind
 from support import procfs, ranks
 from support.waiting import wait_until
-
-
-@pytest.fixture
-def agent() -> Iterator[ranks.Agent]:
-    with ranks.agent() as made:
-        yield made
 
 
 @pytest.fixture
