@@ -11,7 +11,8 @@ import pytest
 
 from support import procfs
 from support.jobs import Launcher
-from support.scripts import TWO, need_pid_namespace, wait_for_ready, write
+from support.needs import need_pid_namespace
+from support.scripts import TWO, wait_for_ready, write
 
 
 @pytest.mark.parametrize(("scope", "child"), [("leader", "None"), ("group", "-15")])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from support.checkpoint_files import torch_file
-from support.etcd import etcd, find_binary
+from support.etcd import etcd
 from support.jobs import Launcher
+from support.needs import needs_etcd
 from support.nodes import Nodes
 from support.scripts import TWO, write
 
@@ -55,7 +54,7 @@ def test_J1_a_fresh_start_that_fails_is_not_blamed_on_a_checkpoint(ftlaunch: Lau
     assert len(job.events("workers_started")) == 1 and "loading" not in job.err
 
 
-@pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
+@needs_etcd
 def test_J3_all_nodes_resume_from_the_newest_step_that_each_of_them_has(ftlaunch: Launcher, tmp_path: Path) -> None:
     """Each by the path that it has on that node."""
     script = write(tmp_path, "say(os.environ['FTLAUNCH_RESUME_STEP'], os.environ['FTLAUNCH_RESUME_FROM'])")

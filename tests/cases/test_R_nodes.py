@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from support import procfs
-from support.etcd import EtcdCluster, etcd, find_binary
+from support.etcd import EtcdCluster, etcd
 from support.jobs import Job, Launcher
+from support.needs import needs_etcd
 from support.nodes import Nodes
 from support.scripts import wait_for_ready, write
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
+pytestmark = needs_etcd
 UP = """
 WORLD = int(os.environ["WORLD_SIZE"])
 say("up", RANK, "of", WORLD, "in", GEN, "at", os.environ["MASTER_ADDR"])

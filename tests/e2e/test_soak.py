@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from support.etcd import find_binary
 from support.jobs import Launcher
+from support.needs import needs_etcd
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(find_binary() is None, reason="etcd is missing"),
+    needs_etcd,
 ]
 MINUTES = "0.7"
 

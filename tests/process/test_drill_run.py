@@ -15,6 +15,7 @@ import pytest
 from support import procfs
 from support.etcd import find_binary
 from support.jobs import Job, Launcher
+from support.needs import needs_etcd
 from support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +155,7 @@ def test_endless_jobs_are_stopped_when_all_is_done(ftctl: Launcher) -> None:
     assert [fault["ok"] for fault in shape["faults"]] == [True, True] and shape["exit_codes"] in ([143], [0])
 
 
-@pytest.mark.skipif(find_binary() is None, reason="no etcd here")
+@needs_etcd
 def test_two_nodes_with_an_etcd_of_their_own(ftctl: Launcher) -> None:
     faults = [
         *("--fault", "kill:rank=3,step=15"),

@@ -17,9 +17,10 @@ from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.settings import Credentials, Tls, parse_endpoints
 from ftlaunch.rendezvous.interface import JoinFailed, Outcome, PeerFailed, SettingsError, WorldAgreed
 from support.agents import Agent, agents, world_of
-from support.etcd import Certificates, EtcdCluster, etcd, find_binary, make_certificates
+from support.etcd import Certificates, EtcdCluster, etcd, make_certificates
+from support.needs import needs_etcd
 
-pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
+pytestmark = needs_etcd
 _jobs = count()
 _TOKEN_S = 2
 

@@ -18,11 +18,12 @@ from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed, WorldAgreed
 from support.agents import Agent, agents, until, world_of
-from support.etcd import EtcdCluster, etcd, find_binary
+from support.etcd import EtcdCluster, etcd
+from support.needs import needs_etcd
 from support.partition import cut_off_while_finishing, cut_off_while_running
 from support.proxy import proxy
 
-pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
+pytestmark = needs_etcd
 _jobs = count()
 _LEASE_S = 4.0
 

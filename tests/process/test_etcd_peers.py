@@ -17,10 +17,10 @@ from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
 from ftlaunch.rendezvous.interface import LeaseLost
 from support.agents import agents, programs, until, world_of
-from support.etcd import EtcdCluster, etcd, find_binary
+from support.etcd import EtcdCluster, etcd
+from support.needs import needs_etcd
 from support.waiting import wait_until
 
-needs_etcd = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 _jobs = count()
 
 

@@ -25,11 +25,12 @@ from ftlaunch.rendezvous.interface import (
     WorldAgreed,
 )
 from support.agents import agents, programs, until, world_of
-from support.etcd import EtcdCluster, etcd, find_binary
+from support.etcd import EtcdCluster, etcd
+from support.needs import needs_etcd
 from support.spares import taught_early_and_late
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
+pytestmark = needs_etcd
 _jobs = count()
 
 

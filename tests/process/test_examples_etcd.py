@@ -17,11 +17,12 @@ import pytest
 from support.etcd import find_binary
 from support.jobs import Launcher
 from support.manifests import KUBERNETES, SCRIPT, documents, trainers
+from support.needs import needs_etcd
 from support.scripts import BEATING, HEAD
 from support.waiting import wait_until
 
 pytestmark = [
-    pytest.mark.skipif(find_binary() is None, reason="needs etcd"),
+    needs_etcd,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl"),
 ]
 MEMBERS = 3

@@ -15,10 +15,11 @@ import pytest
 from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.exit_codes import ExitCode
 from support import procfs
-from support.etcd import etcd, find_binary
+from support.etcd import etcd
 from support.machines import machine
 from support.manifests import EXAMPLES, SCRIPT, Trainer, trainers
-from support.scripts import HEAD, need_pid_namespace
+from support.needs import need_etcd, need_pid_namespace
+from support.scripts import HEAD
 from support.waiting import wait_until
 
 BATCH = EXAMPLES / "slurm" / "train.sbatch"
@@ -51,8 +52,7 @@ each_trainer = pytest.mark.parametrize("trainer", trainers(), ids=lambda trainer
 @pytest.fixture(scope="module")
 def meeting_point() -> Iterator[str]:
     """In the place of the cluster's etcd."""
-    if find_binary() is None:
-        pytest.skip("needs etcd")
+    need_etcd()
     with etcd() as cluster:
         yield f"http://{cluster.endpoints}"
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.etcd import etcd, find_binary
+from support.etcd import etcd
+from support.needs import needs_etcd
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_a_meeting_point_that_nobody_answers(script: Path) -> None:
     assert [level for level, _ in told(shape, "rendezvous")] == ["note"]
 
 
-@pytest.mark.skipif(find_binary() is None, reason="needs an etcd binary")
+@needs_etcd
 def test_etcd_is_asked_and_timed(script: Path) -> None:
     with etcd() as cluster:
         options = ("--rdzv-backend", "etcd", "--rdzv-endpoint", cluster.endpoints, "--nnodes", "2")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs import Launcher
+from support.scripts import TWO, wait_for_ready, write
 from support.waiting import wait_until
 
 
@@ -20,26 +21,14 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path)
 
 
-HEAD = """
-import os, signal, sys, time
-RANK = int(os.environ["RANK"])
-GEN = int(os.environ["FTLAUNCH_GENERATION"])
-"""
-
-
 class Script:
-    """Writes little training scripts; every one starts with what all of them need."""
+    """Writes little training scripts, as :func:`support.scripts.write` does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, body: str, name: str = "train.py") -> Path:
-        path = self.folder / name
-        path.write_text(HEAD + body)
-        return path
-
-
-TWO = ("--nproc-per-node", "2")
+        return write(self.folder, body, name)
 
 
 def test_ranks_before_one_that_cannot_be_started_are_not_waited_for(
@@ -189,17 +178,13 @@ while True: time.sleep(1)
 """
 
 
-def ready(job: object, ranks: int = 2) -> None:
-    wait_until(lambda: job.out.count("ready") == ranks, 30, "all ranks are ready")  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(("own", "clean"), [("0", True), ("3", False)])
 def test_signal_reaches_every_rank_once_and_decides_the_code(
     ftlaunch: Launcher, script: Script, signum: int, code: int, own: str, clean: bool
 ) -> None:
     job = ftlaunch(*TWO, script(HANDLER), script.folder / "seen", "0", own)
-    ready(job)
+    wait_for_ready(job)
     job.signal(signum)
     assert job.wait() == (0 if clean else code)
     for rank in range(2):
@@ -213,7 +198,7 @@ def test_shutdown_timeout_bounds_what_a_rank_may_save(
 ) -> None:
     body = HANDLER.replace("os._exit", "open(sys.argv[1] + 'saved', 'w').close(); os._exit")
     job = ftlaunch("--shutdown-timeout", timeout, script(body), script.folder / "seen", "2")
-    ready(job, 1)
+    wait_for_ready(job, 1)
     job.signal(signal.SIGTERM)
     assert job.wait() == (0 if saved else 143)
     assert (script.folder / "seensaved").exists() is saved
@@ -221,7 +206,7 @@ def test_shutdown_timeout_bounds_what_a_rank_may_save(
 
 def test_second_interrupt_kills_at_once(ftlaunch: Launcher, script: Script) -> None:
     job = ftlaunch("--shutdown-timeout", "600", script(HANDLER), script.folder / "seen", "600")
-    ready(job, 1)
+    wait_for_ready(job, 1)
     job.signal(signal.SIGINT)
     wait_until(lambda: (script.folder / "seen0").exists())
     job.signal(signal.SIGINT)
@@ -251,7 +236,7 @@ def test_hangup_stays_ignored_under_nohup(ftlaunch: Launcher, script: Script) ->
         job = ftlaunch(script("print('ready', flush=True)\nsys.stdin.readline()\ntime.sleep(0.5)\nprint('end')"))
     finally:
         signal.signal(signal.SIGHUP, before)
-    ready(job, 1)
+    wait_for_ready(job, 1)
     job.signal(signal.SIGHUP)
     assert job.wait() == 0 and "end" in job.out
 
@@ -264,7 +249,7 @@ def test_wrapper_that_does_not_exec_is_gone_after_the_grace(ftlaunch: Launcher, 
     wrapper.chmod(0o755)
     for scope in ("leader", "group"):
         job = ftlaunch("--no-python", "--signal-scope", scope, "--shutdown-timeout", "1", wrapper)
-        ready(job, 1)
+        wait_for_ready(job, 1)
         job.signal(signal.SIGTERM)
         assert job.wait(20) == 143
         assert not job.processes()
@@ -301,7 +286,7 @@ def test_run_directory_tells_the_story(ftlaunch: Launcher, script: Script) -> No
 
 def test_no_torch_and_no_grpc_in_the_agent(ftlaunch: Launcher, script: Script) -> None:
     job = ftlaunch(*TWO, script("print('ready', flush=True)\nsignal.pause()"))
-    ready(job)
+    wait_for_ready(job)
     maps = Path(f"/proc/{job.pid}/maps").read_text()
     assert not any(word in maps for word in ("libtorch", "grpc", "cygrpc", "numpy"))
     job.signal(signal.SIGTERM)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.etcd import etcd, find_binary
+from support.etcd import etcd
 from support.jobs import Job, Launcher
+from support.needs import needs_etcd
 from support.waiting import listens, wait_until
 
-pytestmark = pytest.mark.skipif(find_binary() is None, reason="etcd is missing")
+pytestmark = needs_etcd
 
 HEAD = """
 import os, signal, sys, time

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from support.etcd import etcd, find_binary
+from support.etcd import etcd
 from support.ftctl import Ctl
 from support.jobs import Job, Launcher
+from support.needs import need_etcd
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -41,8 +42,7 @@ def etcd_endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "c10d":
         yield ""
         return
-    if find_binary() is None:
-        pytest.skip("etcd is missing")
+    need_etcd()
     with etcd() as cluster:
         yield cluster.endpoints
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,20 +13,11 @@ import pytest
 
 from support import procfs
 from support.jobs import Job, Launcher
+from support.needs import need_pid_namespace
+from support.scripts import write
 from support.waiting import wait_until
 
 TWO = ("--nproc-per-node", "2", "--max-restarts", "2")
-HEAD = """
-import os, signal, subprocess, sys, time
-RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
-def say(*words): print(*words, flush=True)
-"""
-
-
-def write(folder: Path, body: str) -> Path:
-    path = folder / "train.py"
-    path.write_text(HEAD + body)
-    return path
 
 
 LEAVE_BEHIND = {
@@ -167,8 +157,6 @@ def test_budget_is_a_total_and_then_the_own_code_counts(ftlaunch: Launcher, tmp_
 
 
 def test_A5_as_pid_1_orphans_are_reaped_and_sigterm_ends_the_job(tmp_path: Path) -> None:
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare for a PID namespace")
     body = """
 subprocess.run(["sh", "-c", "(setsid sleep 0.1 &) ; exit 0"])
 def zombies():
@@ -187,8 +175,8 @@ while sleeps() or zombies(): time.sleep(0.01)
 say("agent is", os.getppid(), "zombies", zombies())
 signal.pause()
 """
-    argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-m", "ftlaunch.launcher"]
-    with subprocess.Popen([*argv, str(write(tmp_path, body))], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as outer:
+    argv = [*need_pid_namespace(), sys.executable, "-m", "ftlaunch.launcher", str(write(tmp_path, body))]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as outer:
         assert outer.stdout is not None
         assert outer.stdout.readline().split(b":", 1)[1].split()[:3] == [b"agent", b"is", b"1"]
         (agent,) = procfs.children(outer.pid)

@@ -10,26 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from support import scripts
 from support.jobs import Job, Launcher
 from support.waiting import wait_until
 
-HEAD = """
-import os, signal, sys, threading, time
-from ftlaunch import heartbeat as hb
-RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
-def say(*words): print(*words, flush=True)
-def steps(first, last, pause=0.01):
-    for step in range(first, last):
-        time.sleep(pause)
-        hb.beat(step)
-"""
 STALL = ("--hang-floor", "1", "--nproc-per-node", "2", "--max-restarts", "1")
 
 
 def write(folder: Path, body: str) -> Path:
-    path = folder / "train.py"
-    path.write_text(HEAD + body)
-    return path
+    return scripts.write(folder, scripts.BEATING + body)
 
 
 def stalls(job: Job) -> list[dict[str, object]]:

@@ -10,16 +10,12 @@ import pytest
 
 from support import cgroups, procfs
 from support.jobs import Job, Launcher
+from support.scripts import write
 from support.waiting import wait_until
 
-HEAD = """
-import os, signal, sys
-import ftlaunch.heartbeat as heartbeat
-RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
-"""
 WAIT = """
+import ftlaunch.heartbeat as heartbeat
 def wait_for(path):
-    import threading
     while not os.path.exists(path): threading.Event().wait(0.01)
 """
 MOVE = """
@@ -30,8 +26,7 @@ heartbeat.beat(1)
 
 
 def start(ftlaunch: Launcher, folder: Path, body: str, *args: str | Path, options: tuple[str, ...] = ()) -> Job:
-    script = folder / "train.py"
-    script.write_text(HEAD + WAIT + body)
+    script = write(folder, WAIT + body)
     return ftlaunch("--nproc-per-node=2", "--standby=off", "--max-restarts=1", *options, script, *args)
 
 

@@ -9,20 +9,14 @@ import sys
 from pathlib import Path
 
 from support.jobs import Launcher
+from support.scripts import write
 from support.waiting import wait_until
 
 DIE_ONCE = """
-import os, signal
-if os.environ["FTLAUNCH_GENERATION"] == "0":
-    if os.environ["RANK"] == "1": os.kill(os.getpid(), 9)
+if GEN == 0:
+    if RANK == 1: os.kill(os.getpid(), 9)
     signal.pause()
 """
-
-
-def write(folder: Path, body: str) -> Path:
-    path = folder / "train.py"
-    path.write_text(body)
-    return path
 
 
 def test_failed_check_keeps_ranks_from_being_started(ftlaunch: Launcher, tmp_path: Path) -> None:
@@ -42,7 +36,7 @@ def test_check_is_run_before_each_generation_when_no_rank_is_left(ftlaunch: Laun
     look = "cat /proc/[0-9]*/comm | grep -c ^rank-"
     check = f"echo x >>{seen}; test $(wc -l <{seen}) -lt 2 || {{ echo sick with $({look}) ranks; exit 3; }}"
     rename = "open('/proc/self/comm', 'w').write('rank-' + os.environ['RANK'])\n"
-    script = write(tmp_path, "import os\n" + rename + DIE_ONCE)
+    script = write(tmp_path, rename + DIE_ONCE)
     log = tmp_path / "termination-log"
     job = ftlaunch("--nproc-per-node=2", "--max-restarts=3", "--health-check", check, "--termination-log", log, script)
     assert job.wait() == 75

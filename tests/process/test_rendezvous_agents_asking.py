@@ -19,10 +19,10 @@ from ftlaunch.rendezvous.hub import HubSettings
 from ftlaunch.rendezvous.interface import Answers, PeerFailed, Question, WorldAgreed
 from support.agents import Agent, agents, until
 from support.etcd import EtcdCluster, etcd, find_binary
+from support.needs import needs_etcd
 
 _jobs = count()
 Settings = EtcdSettings | HubSettings
-needs_etcd = pytest.mark.skipif(find_binary() is None, reason="needs an etcd server")
 
 
 @pytest.fixture(scope="module")

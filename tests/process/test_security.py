@@ -17,9 +17,10 @@ import pytest
 
 from ftlaunch.heartbeat.wire import Kind, Message, encode
 from support import procfs
-from support.etcd import EtcdCluster, etcd, find_binary
+from support.etcd import EtcdCluster, etcd
 from support.ftctl import Ctl
 from support.jobs import Job, Launcher
+from support.needs import need_etcd
 from support.users import Unprivileged, as_somebody
 from support.waiting import wait_until
 
@@ -41,8 +42,7 @@ threading.Event().wait()
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EtcdCluster]:
     """A server that lets nobody in without a password."""
-    if find_binary() is None:
-        pytest.skip("etcd is missing")
+    need_etcd()
     with etcd(extra=["--auth-token", "simple", "--bcrypt-cost", "4"]) as cluster:
         ask = cluster.members[0].ask
         ask("auth/user/add", name="root", password=ETCD)

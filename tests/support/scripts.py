@@ -1,18 +1,14 @@
-"""Little training scripts for the cases: what all of them begin with, and where they are written to."""
+"""Little training scripts: what all of them begin with, and where they are written to."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
-
-import pytest
 
 from support.jobs import Job
 from support.waiting import wait_until
 
 HEAD = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
 def say(*words): print(*words, flush=True)
 """
@@ -43,10 +39,3 @@ def wait_for_ready(job: Job, ranks: int = 2, word: str = "ready") -> None:
         return count >= ranks
 
     wait_until(said, 30, f"{ranks} times {word!r}")
-
-
-def need_pid_namespace() -> list[str]:
-    """The command that runs what follows as PID 1 of a namespace; skips the test where there can be none."""
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and unshare for a PID namespace")
-    return ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
