@@ -66,17 +66,9 @@ class _SayHandler(logging.Handler):
         self._console.say("\n".join(_PREFIX + line for line in text.splitlines() or [""]))
 
 
-def parse_level(name: str) -> int:
-    """Turn ``LOGLEVEL`` into a number. Names in any case, or a number; anything else is WARNING, as for torchrun."""
-    known = logging.getLevelName(name.strip().upper())
-    if isinstance(known, int):
-        return known
-    return int(name) if name.strip().isdecimal() else logging.WARNING
-
-
 def speak(console: Console, level_name: str) -> Say:
-    """Make the speaker, and route the ``ftlaunch`` loggers through the same console."""
-    level = parse_level(level_name)
+    """Make the speaker, and route the ``ftlaunch`` loggers through the same console. Levels as in :mod:`logging`."""
+    level: int = getattr(logging, level_name)
     logger = logging.getLogger(_LOGGER)
     for handler in [handler for handler in logger.handlers if isinstance(handler, _SayHandler)]:
         logger.removeHandler(handler)

@@ -16,51 +16,17 @@ from ftlaunch.launcher.cli.settings import Settings
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
 from ftlaunch.launcher.secrecy import is_secret
+from ftlaunch.rendezvous.common import conf as conf_keys
 
 C10D_PORT = 29400
 STATIC_PORT = 29500
 ETCD_PORT = 2379
 ETCD_SECRETS = ("ETCDCTL_USER", "ETCDCTL_PASSWORD")
-_NUMERIC = frozenset(
-    {
-        "timeout",
-        "join_timeout",
-        "last_call_timeout",
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "read_timeout",
-        "rank",
-        "node_timeout",
-        "fence_margin",
-        "connect_timeout",
-        "call_timeout",
-        "state_ttl",
-        "tombstone_ttl",
-    }
-)
-_TEXTUAL = frozenset(
-    {
-        "local_addr",
-        "store_type",
-        "is_host",
-        "use_libuv",
-        "protocol",
-        "ssl_cert",
-        "ssl_cert_key",
-        "ca_cert",
-        "cert",
-        "key",
-        "cacert",
-        "etcd_prefix",
-        "user",
-        "username",
-        "user_file",
-        "password_file",
-        "outage_policy",
-    }
-)
+# Beside what our backends read: torchrun's, for its own.
+_NUMERIC = conf_keys.NUMERIC | {
+    *("close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "rank")
+}
+_TEXTUAL = conf_keys.TEXTUAL | {"local_addr", "use_libuv"}
 _ELSEWHERE = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 

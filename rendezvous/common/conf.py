@@ -1,10 +1,39 @@
-"""What both ways to meet read alike from ``--rdzv-conf``."""
+"""The keys of ``--rdzv-conf`` that a backend reads, and what all of them read alike."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from ftlaunch.rendezvous.interface import SettingsError
+
+DURATIONS = {
+    "node_timeout": "node_timeout_s",
+    "fence_margin": "fence_margin_s",
+    "join_timeout": "join_timeout_s",
+    "last_call_timeout": "last_call_s",
+}
+"""Of every backend of several nodes: key and field of its settings."""
+ETCD_DURATIONS = {
+    **DURATIONS,
+    "connect_timeout": "connect_timeout_s",
+    "call_timeout": "call_timeout_s",
+    "state_ttl": "state_ttl_s",
+    "tombstone_ttl": "tombstone_ttl_s",
+}
+CA = ("cacert", "ca_cert")
+CERT = ("cert", "ssl_cert")
+KEY = ("key", "ssl_cert_key")
+USER = ("user", "username")
+NUMERIC = frozenset({*ETCD_DURATIONS, "timeout"})
+"""All keys whose value is a number."""
+TEXTUAL = frozenset(
+    {
+        *(*CA, *CERT, *KEY, *USER),
+        *("protocol", "etcd_prefix", "user_file", "password_file", "outage_policy"),
+        *("store_type", "is_host"),
+    }
+)
+"""All others."""
 
 
 def durations(conf: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, float]:

@@ -10,27 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftlaunch.rendezvous.common.conf import durations
+from ftlaunch.rendezvous.common.conf import CA, CERT, ETCD_DURATIONS, KEY, USER, durations
 from ftlaunch.rendezvous.etcd.settings import Credentials, EtcdSettings, Tls, parse_endpoints, read_password_file
 from ftlaunch.rendezvous.interface import SettingsError
 
-_DURATIONS = {
-    "node_timeout": "node_timeout_s",
-    "fence_margin": "fence_margin_s",
-    "connect_timeout": "connect_timeout_s",
-    "join_timeout": "join_timeout_s",
-    "last_call_timeout": "last_call_s",
-    "call_timeout": "call_timeout_s",
-    "state_ttl": "state_ttl_s",
-    "tombstone_ttl": "tombstone_ttl_s",
-}
-_CA = ("cacert", "ca_cert")
-_CERT = ("cert", "ssl_cert")
-_KEY = ("key", "ssl_cert_key")
-_USER = ("user", "username")
-_OTHERS = frozenset({"protocol", "etcd_prefix", "user_file", "password_file", "outage_policy", "timeout"})
-KNOWN = frozenset({*_DURATIONS, *_CA, *_CERT, *_KEY, *_USER, *_OTHERS})
-"""Keys that this backend understands; the launcher may warn of others."""
 _POLICIES = {"stop": True, "continue": False}
 
 
@@ -51,7 +34,7 @@ def settings_from(endpoint: str, job: Job, conf: Mapping[str, str], environ: Map
         raise SettingsError(
             "a password does not belong on a command line: use password_file=FILE in --rdzv-conf or ETCDCTL_PASSWORD"
         )
-    waits = durations(conf, _DURATIONS)
+    waits = durations(conf, ETCD_DURATIONS)
     policy = conf.get("outage_policy", "stop")
     if policy not in _POLICIES:
         raise SettingsError(f"outage policy {policy!r} is neither stop nor continue")
@@ -76,12 +59,12 @@ def _tls(conf: Mapping[str, str], environ: Mapping[str, str], url_tls: bool | No
     if url_tls is not None and protocol != ("https" if url_tls else "http"):
         raise SettingsError(f"protocol={protocol} in --rdzv-conf contradicts the rendezvous endpoint")
     tls = Tls(
-        _first(conf, _CA) or environ.get("ETCDCTL_CACERT") or None,
-        _first(conf, _CERT) or environ.get("ETCDCTL_CERT") or None,
-        _first(conf, _KEY) or environ.get("ETCDCTL_KEY") or None,
+        _first(conf, CA) or environ.get("ETCDCTL_CACERT") or None,
+        _first(conf, CERT) or environ.get("ETCDCTL_CERT") or None,
+        _first(conf, KEY) or environ.get("ETCDCTL_KEY") or None,
     )
     if protocol == "http":
-        if _first(conf, _CA) or _first(conf, _CERT):
+        if _first(conf, CA) or _first(conf, CERT):
             raise SettingsError("certificates are given but the rendezvous protocol is http: use protocol=https")
         return None
     return tls if protocol == "https" or tls != Tls() else None
@@ -92,14 +75,14 @@ def _first(conf: Mapping[str, str], keys: tuple[str, ...]) -> str | None:
 
 
 def _credentials(conf: Mapping[str, str], environ: Mapping[str, str]) -> Credentials | None:
-    user = _first(conf, _USER) or ""
+    user = _first(conf, USER) or ""
     if not user and "user_file" in conf:
         user = read_password_file(conf["user_file"])
     if not user:
         user = environ.get("ETCDCTL_USER", "")
     # etcdctl takes the password after a colon, too.
     user, _, password = user.partition(":")
-    if password and _first(conf, _USER):
+    if password and _first(conf, USER):
         raise SettingsError(
             "a password does not belong on a command line: use password_file=FILE in --rdzv-conf or ETCDCTL_PASSWORD"
         )

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftlaunch.rendezvous.common.conf import durations
+from ftlaunch.rendezvous.common.conf import DURATIONS, durations
 from ftlaunch.rendezvous.interface import SettingsError
 
-_DURATIONS = {
-    "node_timeout": "node_timeout_s",
-    "fence_margin": "fence_margin_s",
-    "join_timeout": "join_timeout_s",
-    "last_call_timeout": "last_call_s",
-}
 _TRUE, _FALSE = frozenset({"1", "true", "t", "yes", "y"}), frozenset({"0", "false", "f", "no", "n"})
 
 
@@ -65,7 +59,7 @@ def settings_from(
     meeting: Meeting, conf: Mapping[str, str], allow_multiple_agents_per_node: bool = False
 ) -> HubSettings:
     """Read ``--rdzv-conf`` with torchrun's names. Raises :class:`SettingsError`."""
-    waits = durations(conf, _DURATIONS)
+    waits = durations(conf, DURATIONS)
     if conf.get("store_type", "tcp") != "tcp":
         raise SettingsError(f"store_type={conf['store_type']} in --rdzv-conf: nodes meet by TCP only")
     is_host = _flag(conf["is_host"]) if "is_host" in conf else None

@@ -330,10 +330,3 @@ def test_the_table_is_sound() -> None:
         assert option.name == option.name.lower().replace("_", "-")
         if option.default is not None:
             option.parse(option.default)
-
-
-def test_every_field_named_in_the_table_exists() -> None:
-    config = command_line.parse(["-m", "train"], {}, machine()).config
-    for option in options.OPTIONS:
-        for path in filter(None, option.field.split(", ")):
-            operator.attrgetter(path)(config)

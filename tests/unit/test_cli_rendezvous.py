@@ -9,7 +9,7 @@ import pytest
 from ftlaunch.launcher.cli import command_line
 from ftlaunch.launcher.config import RendezvousConfig
 from ftlaunch.launcher.errors import UsageError
-from ftlaunch.rendezvous.etcd import conf as etcd_conf
+from ftlaunch.rendezvous.common import conf as conf_keys
 from support.machines import machine
 
 C10D = ["--rdzv-backend", "c10d"]
@@ -156,7 +156,7 @@ def test_the_inherited_rank_variables_are_not_read() -> None:
     assert rendezvous([], inherited) == rendezvous([])
 
 
-@pytest.mark.parametrize("key", sorted(etcd_conf.KNOWN))
-def test_every_setting_of_etcd_passes_without_a_note(key: str) -> None:
+@pytest.mark.parametrize("key", sorted(conf_keys.NUMERIC | conf_keys.TEXTUAL))
+def test_every_key_of_a_backend_passes_without_a_note(key: str) -> None:
     parsed = parse([*ETCD, "--rdzv-endpoint", "h", "--rdzv-id", "x", "--rdzv-conf", f"{key}=1", "--nnodes", "2"])
     assert [note for note in parsed.notes if "unknown key" in note] == []

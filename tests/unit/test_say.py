@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftlaunch.launcher.output.console import Console
-from ftlaunch.launcher.say import parse_level, speak
+from ftlaunch.launcher.say import speak
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def console(tmp_path: Path) -> Iterator[Console]:
 
 
 def test_lines_below_the_level_are_not_shown_but_notices_are(console: Console, tmp_path: Path) -> None:
-    say = speak(console, "warning")
+    say = speak(console, "WARNING")
     say.debug("no")
     say.info("no")
     say.warning("careful")
@@ -64,14 +64,6 @@ def test_what_cannot_be_encoded_is_shown_escaped(console: Console, tmp_path: Pat
     speak(console, "WARNING").notice("file \udcff is gone")
     console.finish()
     assert (tmp_path / "console").read_text() == "[ftlaunch] file \\udcff is gone\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [("INFO", 20), (" debug ", 10), ("Critical", 50), ("15", 15), ("nonsense", 30), ("", 30)],
-)
-def test_levels(name: str, level: int) -> None:
-    assert parse_level(name) == level
 
 
 def test_missing_standard_descriptors_are_replaced() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import pytest
 from ftlaunch.launcher.config import CommandConfig, CommandKind, Config
 from ftlaunch.launcher.journal.records import EventLog
 from ftlaunch.launcher.output.console import Console
-from ftlaunch.launcher.say import Say, parse_level
+from ftlaunch.launcher.say import Say
 from ftlaunch.launcher.views.live import Views
 
 
@@ -32,7 +33,9 @@ def lines_of(story: Story, level: str = "WARNING") -> list[str]:
     """What is said after these generations; ``*`` is a beat, ``!`` a failure, ``~`` one with a later correction."""
     sink = Sink()
     events = EventLog(None, pytest.fail)
-    views = Views(Config(CommandConfig(CommandKind.SCRIPT, "x")), events, Say(cast(Console, sink), parse_level(level)))
+    views = Views(
+        Config(CommandConfig(CommandKind.SCRIPT, "x")), events, Say(cast(Console, sink), getattr(logging, level))
+    )
 
     async def work() -> None:
         await views.open()
