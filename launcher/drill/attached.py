@@ -13,8 +13,9 @@ from ftlaunch.launcher.drill.asserts import Budgets, Finding, Injection, Life, i
 from ftlaunch.launcher.drill.machinery import wait_for
 from ftlaunch.launcher.drill.plan import Fault, Kind, Plan, to_json
 from ftlaunch.launcher.drill.result import Report
-from ftlaunch.launcher.drill.tail import Tail, Waiter
+from ftlaunch.launcher.drill.tail import Tail
 from ftlaunch.launcher.drill.told import describe
+from ftlaunch.launcher.host.growth import Waiter
 from ftlaunch.launcher.journal.records import EVENTS_FILE
 from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 from ftlaunch.launcher.processes import guardian

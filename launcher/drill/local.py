@@ -18,10 +18,10 @@ from ftlaunch.launcher.drill.machinery import MARK, Agent, Etcd, Link
 from ftlaunch.launcher.drill.plan import RANK_KINDS, Fault, Kind, Plan, PlanError
 from ftlaunch.launcher.drill.result import OUT, Report, Setup
 from ftlaunch.launcher.drill.steps import account
-from ftlaunch.launcher.drill.tail import Waiter
 from ftlaunch.launcher.drill.told import describe
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.host import kernel
+from ftlaunch.launcher.host.growth import Waiter
 
 _GIVE_UP_S = 10.0
 _UNDETECTED_S = 60.0

@@ -10,10 +10,11 @@ from ftlaunch.launcher.evidence.diagnosis import NOTHING_KNOWN, Confidence, Diag
 from ftlaunch.launcher.evidence.oom import OomKill
 from ftlaunch.launcher.exit_codes import signal_name
 from ftlaunch.launcher.health.gpus import HARDWARE_XIDS
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes, shortened
 
 _SIGKILL_CODES = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _LOW_SHM = 0.05
+_MOST_QUOTED = 200
 _PROGRAM_XIDS = {
     13: "graphics engine exception",
     31: "memory page fault",
@@ -159,24 +160,18 @@ def _may_speak(rank: RankEvidence) -> bool:
     return rank.exit_code is not None and (rank.exit_code > 0 or rank.exit_code in _SPEAKING_SIGNALS)
 
 
-def _quote(said: str, pattern: patterns.Pattern, limit: int = 200) -> str:
+def _quote(said: str, pattern: patterns.Pattern) -> str:
     """The line that says it."""
     found = pattern.expression.search(said)
     start = 0 if found is None else said.rfind("\n", 0, found.start()) + 1
-    return shorten(said[start:].split("\n", 1)[0].strip(), limit)
-
-
-def shorten(text: str, limit: int = 200) -> str:
-    """One printable line of at most ``limit`` characters."""
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return shortened(said[start:].split("\n", 1)[0], _MOST_QUOTED)
 
 
 def _exception(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosis | None:
     if not rank.exception or rank.exception == "SystemExit":
         return None
     where = f" at {rank.place}" if rank.place else ""
-    message = f": {shorten(rank.message.strip().split(chr(10), 1)[0])}" if rank.message.strip() else ""
+    message = f": {shortened(rank.message.strip().split(chr(10), 1)[0], _MOST_QUOTED)}" if rank.message.strip() else ""
     return _made(rank, Kind.EXCEPTION, f"failed with {rank.exception}{message}{where}")
 
 
@@ -197,7 +192,9 @@ def _exit(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosi
         126: "the command was found but can't be executed",
         127: "the command was not found",
     }.get(rank.exit_code, "")
-    said = f": {shorten(rank.message.strip())}" if rank.exception == "SystemExit" and rank.message.strip() else ""
+    said = (
+        f": {shortened(rank.message, _MOST_QUOTED)}" if rank.exception == "SystemExit" and rank.message.strip() else ""
+    )
     return _made(rank, Kind.EXIT, f"exited with code {rank.exit_code}{said}", hint=hint)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.config import Config
 from ftlaunch.launcher.ftctl._finding import Finding, error, note, ok, warning
+from ftlaunch.launcher.wording import seconds
 from ftlaunch.rendezvous import ports
 from ftlaunch.rendezvous.interface import RendezvousError
 
@@ -62,7 +63,7 @@ def _connect(backend: str, endpoint: str) -> Iterator[Finding]:
         reason = problem.strerror or str(problem)
         yield note("rendezvous", f"{backend}: nobody listens at {endpoint} now ({reason}); node 0 will, once it starts")
         return
-    yield ok("rendezvous", f"{backend} at {endpoint}, reached in {_ms(clock.monotonic() - began)}")
+    yield ok("rendezvous", f"{backend} at {endpoint}, reached in {seconds(clock.monotonic() - began)}")
 
 
 def _split(endpoint: str) -> tuple[str, int | None]:
@@ -97,7 +98,8 @@ def _etcd(config: Config) -> Iterator[Finding]:
     except RendezvousError as problem:
         yield error("etcd", str(problem))
         return
-    told = f"{reached} of {len(settings.endpoints)} endpoints; {_ms(first_s)} to connect, {_ms(next_s)} for a write"
+    took = f"{seconds(first_s)} to connect, {seconds(next_s)} for a write"
+    told = f"{reached} of {len(settings.endpoints)} endpoints; {took}"
     yield warning("etcd", f"{told}: slow, a recovery takes four of them") if next_s > _SLOW_S else ok("etcd", told)
 
 
@@ -115,7 +117,3 @@ async def _time_etcd(settings: object) -> tuple[float, float]:
         return connected - began, clock.monotonic() - connected
     finally:
         await client.close()
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"

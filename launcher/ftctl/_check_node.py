@@ -20,11 +20,11 @@ from ftlaunch.launcher.gpu.client import start_client
 from ftlaunch.launcher.gpu.nvml_errors import NvmlError, NvmlUnavailable
 from ftlaunch.launcher.health.result import Healthy
 from ftlaunch.launcher.health.storage import ask_paths, check_path
-from ftlaunch.launcher.history.wording import counted
 from ftlaunch.launcher.host import kernel, spare_room, ulimits
 from ftlaunch.launcher.host.quick_look import driver_present
 from ftlaunch.launcher.journal.rundir import candidate_roots, is_running
 from ftlaunch.launcher.ranks.standby import FIRST_GUESS_BYTES
+from ftlaunch.launcher.wording import counted
 
 _SHM = "/dev/shm"
 _SHM_SMALL = 1 << 30

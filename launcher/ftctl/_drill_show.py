@@ -13,7 +13,7 @@ import click
 from ftlaunch.launcher.cli.values import duration
 from ftlaunch.launcher.drill import told
 from ftlaunch.launcher.drill.result import Report
-from ftlaunch.launcher.ftctl._table import columns
+from ftlaunch.launcher.wording import columns
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,8 +1,8 @@
-"""Numbers for people."""
+"""Numbers in columns, as short as they can be told."""
 
 from __future__ import annotations
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from ftlaunch.launcher.wording import format_bytes
 
 
 def duration(seconds: float | None) -> str:
@@ -24,14 +24,7 @@ def duration(seconds: float | None) -> str:
 
 def size(count: float | None) -> str:
     """``512 MiB``, ``1.2 GiB``."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in _UNITS[:-1]:
-        if value < 1024:
-            return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} {_UNITS[-1]}"
+    return "-" if count is None else format_bytes(count)
 
 
 def rate(per_second: float | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftlaunch.launcher.ftctl import _format
-from ftlaunch.launcher.history.wording import shortened
+from ftlaunch.launcher.wording import shortened
 
 _WIDTH = 160
 _BAR = 30

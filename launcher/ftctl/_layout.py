@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
-from ftlaunch.launcher.history.wording import shortened
+from ftlaunch.launcher.wording import columns, shortened
 
 _GAP = "  "
 _DROPPED = ("LAST CAUSE", "PID", "FAILED", "MEMORY", "NODE", "RATE", "SECTION")
@@ -26,14 +26,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, numb
         if _total([widths[i] for i in kept]) <= width:
             break
         kept = [i for i in kept if header[i] != name]
-    right = [header[i] in numbers for i in range(len(header))]
-    return [
-        _GAP.join(
-            shortened(row[i], widths[i]).rjust(widths[i]) if right[i] else shortened(row[i], widths[i]).ljust(widths[i])
-            for i in kept
-        ).rstrip()[:width]
-        for row in (header, *rows)
-    ]
+    cut = [[shortened(row[i], widths[i]) for i in kept] for row in (header, *rows)]
+    right = [place for place, i in enumerate(kept) if header[i] in numbers]
+    return [line[:width] for line in columns(cut, right, _GAP)]
 
 
 def _total(widths: Sequence[int]) -> int:

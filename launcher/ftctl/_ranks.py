@@ -9,7 +9,7 @@ from typing import Any
 
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.ftctl import _format
-from ftlaunch.launcher.history.wording import shortened
+from ftlaunch.launcher.wording import shortened
 
 HEADER = ("RANK", "PID", "STATE", "SECTION", "STEP", "RATE", "SILENT / LIMIT", "MEMORY", "FAILED", "LAST CAUSE")
 NUMBERS = frozenset({"PID", "STEP", "RATE", "MEMORY", "FAILED"})

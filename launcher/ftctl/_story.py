@@ -11,9 +11,9 @@ from ftlaunch.launcher.history.goodput import Account, Loss, Use
 from ftlaunch.launcher.history.hints import hints
 from ftlaunch.launcher.history.model import Generation, History
 from ftlaunch.launcher.history.summary import summary_line
-from ftlaunch.launcher.history.wording import counted, seconds, shortened
 from ftlaunch.launcher.journal.failure_report import clean, describe_code
 from ftlaunch.launcher.journal.incident import FailureCause, RankEnd
+from ftlaunch.launcher.wording import counted, seconds, shortened
 
 _WIDTH = 400
 _BLOCK_LINES = 12
@@ -117,15 +117,11 @@ def _reached(generation: Generation) -> str:
 
 
 def phases(loss: Loss) -> str:
-    """``noticed 0.5 ms, stopped 94 ms, …; 868 ms in all``"""
-    parts = [f"{_PHASES.get(use, use.value)} {_ms(spent)}" for use, spent in loss.phases_s.items()]
+    """``noticed 0.5 ms, stopped 94 ms, …; 0.87 s in all``"""
+    parts = [f"{_PHASES.get(use, use.value)} {seconds(spent)}" for use, spent in loss.phases_s.items()]
     if loss.recovery_s is None:
         return ", ".join(parts)
-    return f"{', '.join(parts)}; {_ms(loss.recovery_s)} in all"
-
-
-def _ms(value: float) -> str:
-    return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:,.0f} ms"
+    return f"{', '.join(parts)}; {seconds(loss.recovery_s)} in all"
 
 
 def _block(text: str, full: bool) -> Iterator[str]:
@@ -139,7 +135,7 @@ def _block(text: str, full: bool) -> Iterator[str]:
 def _ends(ends: Sequence[RankEnd], first: int | None, at: float | None) -> Iterator[str]:
     own = [end for end in ends if not end.stopped_by_launcher and end.exit_code not in (0, None) and end.rank != first]
     for end in own[:_OTHERS]:
-        later = f", {_ms(max(0.0, end.at - at))} later" if end.at is not None and at is not None else ""
+        later = f", {seconds(max(0.0, end.at - at))} later" if end.at is not None and at is not None else ""
         yield f"    then rank {end.rank}: {describe_code(end.exit_code)}{later}"
     if len(own) > _OTHERS:
         rest = shortened(rank_ranges(end.rank for end in own[_OTHERS:]), 80)

@@ -20,8 +20,8 @@ from ftlaunch.launcher.ftctl._check_network import check_network
 from ftlaunch.launcher.ftctl._check_node import check_node
 from ftlaunch.launcher.ftctl._check_settings import check_settings
 from ftlaunch.launcher.ftctl._finding import Finding, Level, error, ok
-from ftlaunch.launcher.history.wording import counted, shortened
 from ftlaunch.launcher.journal.failure_report import clean
+from ftlaunch.launcher.wording import counted, shortened
 
 _WORDS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "WARNING", Level.ERROR: "ERROR"}
 _SOURCE_LIMIT = 4 << 20

@@ -14,8 +14,8 @@ from ftlaunch.heartbeat.watching.suspects import RankEvidence, group_ranks
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.ftctl._live import ask, find_live, names_a_run
-from ftlaunch.launcher.history.wording import shortened
 from ftlaunch.launcher.journal.failure_report import clean
+from ftlaunch.launcher.wording import shortened
 
 _KERNEL_WIDTH = 200
 

@@ -10,9 +10,9 @@ from typing import BinaryIO
 import click
 
 from ftlaunch.launcher.ftctl._errors import NotFound
-from ftlaunch.launcher.ftctl._follow import GrowthWaiter
 from ftlaunch.launcher.ftctl._logfiles import RankLog, Tail, generations, rank_logs
 from ftlaunch.launcher.ftctl._runs import find_run
+from ftlaunch.launcher.host.growth import SURE_S, Waiter
 from ftlaunch.launcher.journal.rundir import is_running, read_run_file
 
 
@@ -122,21 +122,23 @@ class _Reader:
 
     def _wait_for_generation(self, pick: Callable[[dict[int, Path]], int | None]) -> int | None:
         """The next generation's number; ``None`` once the job has ended without one."""
-        waiter = GrowthWaiter(self._root if self._root.exists() else self._run)
+        waiter = Waiter()
+        waiter.watch(self._root if self._root.exists() else self._run)
         try:
             while True:
                 over = not is_running(self._run)
                 found = pick(generations(self._root))
                 if found is not None or over:
                     return found
-                waiter.wait()
+                waiter.wait(SURE_S)
         finally:
             waiter.close()
 
     def _follow_generation(self, number: int, only: int | None) -> None:
         """Until a later one is there, or the job has ended; whatever was written till then is printed."""
         folder = generations(self._root)[number]
-        waiter = GrowthWaiter(folder)
+        waiter = Waiter()
+        waiter.watch(folder)
         tails: dict[RankLog, Tail] = {}
         self._prefixed = len(self._ranks) != 1 or len(self._streams) != 1
         try:
@@ -149,7 +151,7 @@ class _Reader:
                     self._copy(log, tail, end=over)
                 if over:
                     return
-                waiter.wait()
+                waiter.wait(SURE_S)
         finally:
             waiter.close()
             for tail in tails.values():

@@ -9,8 +9,7 @@ from dataclasses import asdict
 import click
 
 from ftlaunch.launcher.ftctl._runs import RunSummary, all_runs, summarise
-from ftlaunch.launcher.ftctl._table import columns
-from ftlaunch.launcher.history.wording import shortened
+from ftlaunch.launcher.wording import columns, shortened
 
 _COMMAND_WIDTH = 50
 _CAUSE_WIDTH = 60

@@ -14,8 +14,8 @@ from ftlaunch.launcher.ftctl import _headline, _ranks
 from ftlaunch.launcher.ftctl._errors import Refused
 from ftlaunch.launcher.ftctl._live import LiveRun, ask, find_live, names_a_run
 from ftlaunch.launcher.ftctl._runs import summarise
-from ftlaunch.launcher.ftctl._table import columns
 from ftlaunch.launcher.journal.rundir import is_running
+from ftlaunch.launcher.wording import columns
 
 _TIMEOUT_S = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlaunch.launcher.host.visible import Device
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes
 
 
 @dataclass(frozen=True)

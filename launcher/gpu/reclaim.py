@@ -11,7 +11,7 @@ from ftlaunch.launcher.errors import SpawnError
 from ftlaunch.launcher.gpu.baseline import Baseline, unexplained
 from ftlaunch.launcher.gpu.model import DeviceSample, Holder, ProcessUse
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes
 
 DEFAULT_TOLERANCE_BYTES = 256 << 20
 """The driver's own share of used memory moves by some tens of MiB with contexts of others."""

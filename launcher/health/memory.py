@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftlaunch.launcher.health.result import Healthy, Result, Unhealthy
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes
 
 FULL_STALL_PERCENT = 50.0
 LOW_MEMORY_FRACTION = 0.05

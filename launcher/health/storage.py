@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ftlaunch.launcher.health.result import Healthy, Result, Unhealthy
 from ftlaunch.launcher.processes.bystanders import run_bounded
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes
 
 DEFAULT_MIN_FREE_BYTES = 64 << 20
 _PROBE = Path(__file__).with_name("probe.py")

@@ -10,7 +10,7 @@ from statistics import median
 
 from ftlaunch.launcher.history.goodput import Account, Loss, Use
 from ftlaunch.launcher.history.model import History
-from ftlaunch.launcher.history.wording import counted, seconds
+from ftlaunch.launcher.wording import counted, seconds
 
 _MATTERS = 0.005
 """Share of the wall time from which a loss is worth a sentence."""

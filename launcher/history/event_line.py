@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ftlaunch.launcher.history.wording import shortened
+from ftlaunch.launcher.wording import shortened
 
 _HEAD = frozenset({"time", "monotonic", "event", "generation", "rank", "reason"})
 _VALUE_WIDTH = 120

@@ -13,8 +13,9 @@ from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.tables import Table
 from ftlaunch.launcher.history.text import LIMITS
 from ftlaunch.launcher.history.together import Job
-from ftlaunch.launcher.history.wording import counted, percent, seconds
+from ftlaunch.launcher.history.wording import percent
 from ftlaunch.launcher.journal.failure_report import clean
+from ftlaunch.launcher.wording import counted, seconds
 
 _BLOCK_CHARS = 20_000
 _FEW = 16

@@ -23,7 +23,8 @@ from ftlaunch.launcher.history.goodput import Account, Use
 from ftlaunch.launcher.history.steps import Steps
 from ftlaunch.launcher.history.tables import first_rank
 from ftlaunch.launcher.history.together import Job, Node
-from ftlaunch.launcher.history.wording import NAMES, seconds
+from ftlaunch.launcher.history.wording import NAMES
+from ftlaunch.launcher.wording import seconds
 
 # Stands for the page's own colour of text and lines, which differs between light and dark.
 _INK = "#0a0b0c"

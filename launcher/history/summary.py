@@ -7,7 +7,8 @@ from collections import Counter
 from ftlaunch.launcher.history.causes import cause_name
 from ftlaunch.launcher.history.goodput import Account
 from ftlaunch.launcher.history.model import History
-from ftlaunch.launcher.history.wording import bare_percent, counted, percent, seconds
+from ftlaunch.launcher.history.wording import bare_percent, percent
+from ftlaunch.launcher.wording import counted, seconds
 
 _MOST_CAUSES = 4
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from ftlaunch.heartbeat.watching.verdicts import rank_ranges
 from ftlaunch.launcher.history.goodput import GOOD, Loss, Use
 from ftlaunch.launcher.history.together import Job
-from ftlaunch.launcher.history.wording import NAMES, counted, percent, seconds
+from ftlaunch.launcher.history.wording import NAMES, percent
 from ftlaunch.launcher.journal.failure_report import clean, describe_code
 from ftlaunch.launcher.journal.incident import Incident, RankEnd
+from ftlaunch.launcher.wording import counted, seconds
 
 _RANGES_CHARS = 300
 _MOST_ORIGINS = 20

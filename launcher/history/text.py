@@ -8,6 +8,7 @@ from ftlaunch.launcher.history.advice import advice
 from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.tables import Table, cause_table, facts, incident_table, node_table, time_table
 from ftlaunch.launcher.history.together import Job
+from ftlaunch.launcher.wording import columns, shortened
 
 _GAP = "  "
 _CELL_WIDTH = 100
@@ -54,17 +55,4 @@ def _section(title: str, table: Table) -> Iterator[str]:
 def aligned(table: Table) -> list[str]:
     """Columns of equal width; what is too long is cut."""
     rows = [tuple(map(str.upper, table.head)), *table.rows]
-    cells = [[_cut(cell) for cell in row] for row in rows]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(table.head))]
-    return [
-        _GAP.join(
-            cell.rjust(width) if index in table.numbers else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-
-
-def _cut(cell: str) -> str:
-    line = " ".join(cell.split())
-    return line if len(line) <= _CELL_WIDTH else line[: _CELL_WIDTH - 1] + "…"
+    return columns([[shortened(cell, _CELL_WIDTH) for cell in row] for row in rows], table.numbers, _GAP)

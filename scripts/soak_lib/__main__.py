@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ftlaunch.launcher.ftctl._table import columns
+from ftlaunch.launcher.wording import columns
 from soak_lib.plan import Strike, describe, draw
 from soak_lib.run import Soak
 from soak_lib.watch import Check

@@ -14,8 +14,8 @@ from typing import Any
 from ftlaunch.launcher import clock
 from ftlaunch.launcher.drill.machinery import Agent, wait_for
 from ftlaunch.launcher.drill.steps import account, parse_ledger
-from ftlaunch.launcher.drill.tail import Waiter
 from ftlaunch.launcher.host import kernel
+from ftlaunch.launcher.host.growth import Waiter
 from soak_lib import watch
 from soak_lib.plan import NODES, RANKS, Strike
 from soak_lib.stage import EVERY, SCRIPT, Stage

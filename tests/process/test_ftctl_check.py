@@ -139,4 +139,4 @@ def test_a_small_shared_memory_is_warned_of(script: Path) -> None:
     argv = f"{mount} && exec {sys.executable} -m ftlaunch.launcher.ftctl check --json {script}"
     done = subprocess.run([*probe, argv], capture_output=True, text=True, timeout=60)
     ((level, text),) = told(json.loads(done.stdout), "/dev/shm")
-    assert level == "warning" and "64.0 MiB" in text and "--shm-size" in text
+    assert level == "warning" and "64 MiB" in text and "--shm-size" in text

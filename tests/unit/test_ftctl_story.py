@@ -187,7 +187,7 @@ def test_a_story_is_told_in_order(story: Path, capsys: pytest.CaptureFixture[str
     positions = [lines.index(line) for line in wanted]
     assert positions == sorted(positions)
     recovery = next(line for line in lines if line.startswith("  recovery: "))
-    assert "noticed 11 ms" in recovery and "first beat 380 ms; 500 ms in all" in recovery
+    assert "noticed 11 ms" in recovery and "first beat 0.38 s; 0.50 s in all" in recovery
     assert "\x1b" not in text
 
 

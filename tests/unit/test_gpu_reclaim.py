@@ -12,7 +12,7 @@ from ftlaunch.launcher.gpu.model import DeviceSample, Holder, ProcessUse
 from ftlaunch.launcher.gpu.nvml_errors import NvmlDead, NvmlError, NvmlHung
 from ftlaunch.launcher.gpu.reclaim import ReclaimRequest, reclaim, reclaimed
 from ftlaunch.launcher.host.visible import Device
-from ftlaunch.launcher.sizes import format_bytes
+from ftlaunch.launcher.wording import format_bytes
 
 GIB, MIB = 1 << 30, 1 << 20
 GPU = Device("GPU-a", 0, "H100")

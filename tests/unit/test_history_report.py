@@ -21,7 +21,8 @@ from ftlaunch.launcher.history.summary import summary_line
 from ftlaunch.launcher.history.tables import node_table
 from ftlaunch.launcher.history.text import render_text
 from ftlaunch.launcher.history.together import Job, put_together
-from ftlaunch.launcher.history.wording import percent, seconds
+from ftlaunch.launcher.history.wording import percent
+from ftlaunch.launcher.wording import seconds
 from support.event_logs import EventLogWriter, Fault, write_run
 
 Draw = Callable[[Job], dict[str, str]]
