@@ -24,8 +24,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, time
 def save(*_):
+    if os.path.exists(f"{sys.argv[1]}-slowly-{os.environ['RANK']}"): time.sleep(9)
     print("saved", flush=True)
     os._exit(7)
 signal.signal(signal.SIGTERM, save)
@@ -243,6 +244,18 @@ def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Nodes) -> N
     assert (a.wait(30), b.wait(30), spare.wait(30)) == (143, 143, 143)
     assert "saved" in a.out and "saved" in b.out and "up" not in spare.out
     assert "stopped with ftctl: the queue closes" in b.err and "stopped with ftctl on another node" in a.err
+
+
+def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: Nodes) -> None:
+    """The job is over: nobody could go on without it, so the end of its lease ends no rank."""
+    if nodes.backend != "c10d":
+        pytest.skip("etcd stays")
+    a, b = pair(nodes, conf="node_timeout=2,last_call_timeout=20")
+    Path(f"{nodes.done}-slowly-{0 if 'rank 0' in b.out else 1}").touch()
+    ctl = nodes.ctl(a)
+    ctl("stop", "--run", ctl.run)
+    assert a.wait(30) == 143 and "saved" not in b.out
+    assert b.wait(30) == 143 and "saved" in b.out
 
 
 def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Nodes) -> None:
