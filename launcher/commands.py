@@ -22,7 +22,7 @@ from ftlaunch.launcher.drill import handlers as drills
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.hearing.stacks import StackCollector, kernel_view
 from ftlaunch.launcher.views import cluster
-from ftlaunch.rendezvous.interface import ExclusionWish, RendezvousError
+from ftlaunch.rendezvous.interface import ExclusionWish, Question, RendezvousError
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.control.office import Office
@@ -144,7 +144,10 @@ class Desk:
         reason = "stopped with ftctl" + _reason(request)
         everywhere = self._office.config.rendezvous.max_nodes > 1 and not request.get("this_node")
         members = state.world.members if everywhere and state.world is not None else ()
-        answers = await self._office.peers.ask(_STOP, state.generation, _STOP_LIMIT_S) if len(members) > 1 else None
+        answers = None
+        if len(members) > 1:
+            asked = Question(state.generation, _STOP, f"{os.uname().nodename}{_reason(request)}")
+            answers = await self._office.peers.ask(asked, _STOP_LIMIT_S)
         agent.post(ev.StopRequested(state.generation, reason, everywhere=everywhere))
         told = 1 + (len(answers.said) if answers is not None else 0)
         answer = {"generation": state.generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
@@ -152,8 +155,9 @@ class Desk:
         silent = None if everywhere and not members else max(0, len(members) - told)
         return {**answer, "nodes": told, "silent": silent}
 
-    async def _stop_too(self, generation: int) -> Mapping[str, Any]:
-        self._office.agent.post(ev.StopRequested(generation, "stopped with ftctl on another node", everywhere=True))
+    async def _stop_too(self, question: Question) -> Mapping[str, Any]:
+        reason = f"stopped with ftctl on {_one_line(question.detail) or 'another node'}"
+        self._office.agent.post(ev.StopRequested(question.generation, reason, everywhere=True))
         return {}
 
     async def exclude(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -187,10 +187,11 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class Question:
-    """What one agent wants to know of all other members of its generation. ``topic`` is the agents' own affair."""
+    """What one agent wants to know of all other members of its generation. The rest is the agents' own affair."""
 
     generation: int
     topic: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)

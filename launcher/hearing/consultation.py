@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ftlaunch.heartbeat.watching import elsewhere, procstate
 from ftlaunch.heartbeat.watching.elsewhere import Account, Survey
 from ftlaunch.launcher import clock
+from ftlaunch.rendezvous.interface import Question
 
 if TYPE_CHECKING:
     from ftlaunch.heartbeat.watching.verdicts import Stall
@@ -94,7 +95,7 @@ class Consultation:
 
             limit_s = LIMIT_S + len(world.members) * LIMIT_PER_NODE_S
             topic = TOPIC if stall.excused_by_work else TOPIC_STACKS
-            await self._peers.ask(topic, world.generation, limit_s, conclude)
+            await self._peers.ask(Question(world.generation, topic), limit_s, conclude)
         if self._world is not world:
             return None
         latest = self._latest
@@ -102,8 +103,8 @@ class Consultation:
         self._witness.note_asked(f"rank {rank} {stall.reason}; asked the other nodes: {sentence}")
         return latest
 
-    async def _answer(self, work_counts: bool, generation: int) -> Mapping[str, Any] | None:
-        if self._world is None or self._world.generation != generation:
+    async def _answer(self, work_counts: bool, question: Question) -> Mapping[str, Any] | None:
+        if self._world is None or self._world.generation != question.generation:
             return None
         return elsewhere.to_json(await self._account(work_counts))
 

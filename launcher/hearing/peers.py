@@ -10,8 +10,8 @@ from ftlaunch.rendezvous.interface import Question
 if TYPE_CHECKING:
     from ftlaunch.rendezvous.interface import Answers, Conclude, Rendezvous
 
-Answer = Callable[[int], Awaitable[Mapping[str, Any] | None]]
-"""Given the generation that is meant; ``None``: nothing to say about it."""
+Answer = Callable[[Question], Awaitable[Mapping[str, Any] | None]]
+"""``None``: nothing to say about it."""
 Learn = Callable[[int, Mapping[str, Any]], None]
 """Given the generation and what came of a question that somebody asked."""
 
@@ -31,16 +31,14 @@ class Peers:
         if learn is not None:
             self._learners[topic] = learn
 
-    async def ask(
-        self, topic: str, generation: int, limit_s: float, conclude: Conclude | None = None
-    ) -> Answers | None:
+    async def ask(self, question: Question, limit_s: float, conclude: Conclude | None = None) -> Answers | None:
         """See :meth:`ftlaunch.rendezvous.interface.Rendezvous.ask`."""
-        return await self._rendezvous.ask(Question(generation, topic), limit_s, conclude)
+        return await self._rendezvous.ask(question, limit_s, conclude)
 
     async def answer(self, question: Question) -> Mapping[str, Any] | None:
         """From another node."""
         answer = self._answers.get(question.topic)
-        return await answer(question.generation) if answer is not None else None
+        return await answer(question) if answer is not None else None
 
     def learn(self, question: Question, outcome: Mapping[str, Any]) -> None:
         """From another node, or of a question of our own."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftlaunch.launcher import clock
+from ftlaunch.rendezvous.interface import Question
 
 if TYPE_CHECKING:
     from ftlaunch.launcher.hearing.peers import Peers
@@ -38,7 +39,7 @@ class Cluster:
             if known_of == generation and clock.monotonic() - asked_at < nodes * _AGE_PER_NODE_S:
                 return found
             asked_at = clock.monotonic()
-            answers = await self._peers.ask(TOPIC, generation, LIMIT_S + nodes * LIMIT_PER_NODE_S)
+            answers = await self._peers.ask(Question(generation, TOPIC), LIMIT_S + nodes * LIMIT_PER_NODE_S)
             from ftlaunch.launcher.views import told
 
             said = answers.said.values() if answers is not None else ()
@@ -46,5 +47,5 @@ class Cluster:
             self._known = (generation, asked_at, found)
             return found
 
-    async def _answer(self, generation: int) -> Mapping[str, Any]:
+    async def _answer(self, question: Question) -> Mapping[str, Any]:
         return self._describe()

@@ -42,6 +42,7 @@ class QuestionRecord(Record):
     generation: Number
     node_id: str
     attempt: str
+    detail: str = ""
     lease: Number = 0
     outcome: Mapping[str, Any] | None = None
 
@@ -137,7 +138,8 @@ class Asking:
             return None
         others = members - {self._node_id}
         name = question.topic if conclude is not None else f"{question.topic}-{self._node_id}"
-        record = QuestionRecord(name, question.topic, question.generation, self._node_id, new_attempt())
+        asked = (question.topic, question.generation, self._node_id, new_attempt(), question.detail)
+        record = QuestionRecord(name, *asked)
         if conclude is not None and self._open(name) is not None:
             await self._await_outcome(name, limit_s)
             return None
@@ -224,7 +226,7 @@ class Asking:
             self._start(self._answer(self._carrier, self._respondent, question))
 
     async def _answer(self, carrier: Carrier, respondent: Respondent, question: QuestionRecord) -> None:
-        said = await respondent.answer(Question(question.generation, question.topic))
+        said = await respondent.answer(Question(question.generation, question.topic, question.detail))
         if said is None:
             return
         try:

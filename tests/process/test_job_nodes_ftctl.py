@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -243,7 +244,9 @@ def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Nodes) -> N
     assert "stopping on 2 nodes" in ctl("stop", "--run", ctl.run, "--reason", "the queue closes")
     assert (a.wait(30), b.wait(30), spare.wait(30)) == (143, 143, 143)
     assert "saved" in a.out and "saved" in b.out and "up" not in spare.out
-    assert "stopped with ftctl: the queue closes" in b.err and "stopped with ftctl on another node" in a.err
+    assert "stopped with ftctl on node-b: the queue closes" in a.err
+    # The other one may have ended, and said why, before this one came to it.
+    assert re.search("stopped with ftctl( on node-b)?: the queue closes", b.err)
 
 
 def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: Nodes) -> None:
@@ -259,7 +262,7 @@ def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: N
 
 
 def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Nodes) -> None:
-    a, b = pair(nodes, nnodes="1:2", conf="last_call_timeout=1")
+    a, b = pair(nodes, nnodes="1:2", conf="last_call_timeout=5")
     ctl = nodes.ctl(b)
     assert "stopping\n" in ctl("stop", "--this-node", "--run", ctl.run)
     assert b.wait(30) == 143 and "saved" in b.out
