@@ -31,13 +31,13 @@ def seconds(value: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """``64 MiB``, ``1.5 GiB``, ``904 MiB``: whole numbers and hundreds without a fraction, one digit otherwise."""
+    """``64 MiB``, ``1.5 GiB``: whole numbers without a fraction, one digit otherwise."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             break
         size /= 1024
-    return f"{size:.0f} {unit}" if size.is_integer() or size >= 100 else f"{size:.1f} {unit}"
+    return f"{size:.0f} {unit}" if unit == "B" or size.is_integer() else f"{size:.1f} {unit}"
 
 
 def counted(count: int, singular: str, plural: str = "") -> str:

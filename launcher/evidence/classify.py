@@ -192,10 +192,8 @@ def _exit(rank: RankEvidence, node: NodeEvidence, killed_ranks: int) -> Diagnosi
         126: "the command was found but can't be executed",
         127: "the command was not found",
     }.get(rank.exit_code, "")
-    said = (
-        f": {shortened(rank.message, _MOST_QUOTED)}" if rank.exception == "SystemExit" and rank.message.strip() else ""
-    )
-    return _made(rank, Kind.EXIT, f"exited with code {rank.exit_code}{said}", hint=hint)
+    said = f": {rank.message}" if rank.exception == "SystemExit" and rank.message.strip() else ""
+    return _made(rank, Kind.EXIT, f"exited with code {rank.exit_code}{shortened(said, _MOST_QUOTED)}", hint=hint)
 
 
 _RULES: tuple[_Rule, ...] = (
