@@ -42,7 +42,7 @@ from ftlaunch.launcher.ranks.output import RankOutput
 from ftlaunch.launcher.ranks.plan import Plan, interpreter_argv
 from ftlaunch.launcher.ranks.standby import StandbyPool
 from ftlaunch.launcher.ranks.wires import DumpFiles, Flags, Lifeline, Wires
-from ftlaunch.launcher.say import Say
+from ftlaunch.launcher.say import Say, speak
 from ftlaunch.launcher.secrecy import redact
 from ftlaunch.launcher.views.live import Views
 from ftlaunch.rendezvous.interface import Member, Publish, RendezvousError, World
@@ -58,11 +58,7 @@ def run_job(parsed: Parsed, early: signals.EarlySignals) -> int:
 
     Raises :class:`FtlaunchError` for what is found wrong before anything was spawned.
     """
-    from ftlaunch.launcher.output.console import ensure_standard_fds
-    from ftlaunch.launcher.say import speak
-
     config = parsed.config
-    ensure_standard_fds()
     kernel.require_pidfd()
     ulimits.require_room(config.workers.nproc, config.rendezvous.max_nodes)
     console = Console()
@@ -126,9 +122,9 @@ class Job:
                 guard.dismiss()
 
     async def _run_with(self, hearing: Hearing, guard: Guard) -> tuple[int, str]:
-        agent, crew, narrator, node = self._build(hearing)
+        agent, crew, narrator, node, peers = self._build(hearing)
         run = str(self.place.run.path) if self.place.run is not None else ""
-        office = Office(agent, crew, hearing, narrator, self.config, self.dumps, run, self.peers)
+        office = Office(agent, crew, hearing, narrator, self.config, self.dumps, run, peers)
         control = await commands.serve(office, hearing.endpoint.directory)
         self._settle_in(crew, guard, control.path)
         await self.views.open(hearing.watch, crew.pool.ready if crew.pool is not None else None)
@@ -153,7 +149,7 @@ class Job:
         self.views.conclude()
         return self.ending.conclude(end, agent.state, narrator)
 
-    def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator, Node]:
+    def _build(self, hearing: Hearing) -> tuple[Agent, Crew, Narrator, Node, Peers]:
         binding = numa.affinity(self.config)
         for note in binding.notes:
             self.say.warning(note)
@@ -165,8 +161,8 @@ class Job:
             self.config, partial(_publish, resume.publish if resume is not None else None)
         )
         rendezvous.tell_trust(self.flags.ranks_gone_by)
-        self.peers = Peers(rendezvous)
-        hearing.consult(self.peers)
+        peers = Peers(rendezvous)
+        hearing.consult(peers)
         agent = Agent(
             State(
                 slots=self.config.workers.nproc,
@@ -191,7 +187,7 @@ class Job:
         node = self._make_node(agent, crew, narrator, hearing)
         agent.employ(WatchedCrew(crew, node))
         agent.progress = hearing.progress
-        return agent, crew, narrator, node
+        return agent, crew, narrator, node, peers
 
     def _make_node(self, agent: Agent, crew: Crew, narrator: Narrator, hearing: Hearing) -> Node:
         own_paths = [str(self.place.run.path)] if self.place.run is not None else []
@@ -318,6 +314,3 @@ def _on_child(crew: Crew, guard: Guard, hearing: Hearing) -> None:
             crew.helpers.add(guard.pid)
     crew.reap()
     hearing.children_changed()
-
-
-__all__ = ["FtlaunchError", "Job", "open_place", "run_job"]

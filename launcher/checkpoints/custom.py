@@ -18,6 +18,7 @@ from typing import IO
 
 from ftlaunch.launcher.checkpoints.files import Entry, Facts, Incomplete, size_of
 from ftlaunch.launcher.checkpoints.model import show
+from ftlaunch.launcher.checkpoints.names import MAX_DIGITS
 
 KILL_WAIT_S = 2.0
 TAIL_BYTES = 2048
@@ -50,7 +51,7 @@ class Pattern:
         if "step" not in self.regex.groupindex:
             return True, None
         digits = match.group("step")
-        if digits is None or not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        if digits is None or not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS):
             return False, None
         return True, int(digits)
 

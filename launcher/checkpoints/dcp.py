@@ -36,7 +36,8 @@ def verify(entry: Entry) -> Facts:
     if METADATA + ".tmp" in entry.children:
         raise Incomplete("has a .metadata.tmp: a save was interrupted")
     if METADATA in entry.children:
-        return Facts(parts=_verify_shards(entry, _shard_ends(entry.child(METADATA), entry)))
+        _verify_shards(entry, _shard_ends(entry.child(METADATA), entry))
+        return Facts()
     return _verify_rank_metadata(entry)
 
 
@@ -70,7 +71,7 @@ def _verify_rank_metadata(entry: Entry) -> Facts:
     return Facts(parts=frozenset(f"__{rank}.metadata" for rank in ranks))
 
 
-def _verify_shards(entry: Entry, ends: dict[str, int], may_be_empty: bool = False) -> frozenset[str]:
+def _verify_shards(entry: Entry, ends: dict[str, int], may_be_empty: bool = False) -> None:
     if not ends and not may_be_empty:
         raise Incomplete(".metadata names no shard file")
     for name, end in sorted(ends.items()):
@@ -78,7 +79,6 @@ def _verify_shards(entry: Entry, ends: dict[str, int], may_be_empty: bool = Fals
             size = os.stat(entry.child(name)).st_size
         if size < end:
             raise Incomplete(f"shard {show(name)} has {size} bytes of {end}")
-    return frozenset()
 
 
 def _shard_ends(path: str, entry: Entry) -> dict[str, int]:

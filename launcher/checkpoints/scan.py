@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ftlaunch.launcher.checkpoints import dcp, names, siblings, trackers
+from ftlaunch.launcher.checkpoints import dcp, megatron, names, siblings, trackers
 from ftlaunch.launcher.checkpoints.custom import Pattern, Validator, ValidatorError
 from ftlaunch.launcher.checkpoints.files import Entry, Facts, Incomplete, list_kinds, look
 from ftlaunch.launcher.checkpoints.formats import AUTO, CHOICES, CUSTOM, DCP, HF, Format, format_of
@@ -116,7 +116,7 @@ class _Scan:
             return False, None
         if name.startswith(".") and not names.is_temporary(name):
             return False, None
-        if name == "release":
+        if name == megatron.RELEASE:
             return True, 0
         return True, names.step_of(name)
 

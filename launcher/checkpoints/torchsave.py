@@ -6,6 +6,7 @@ headers are looked at too, for files whose middle was never written out before a
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 import zlib
@@ -85,8 +86,6 @@ def _read_step(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], want_st
 
 def step_in(pickled: bytes) -> int | None:
     """The step a pickled mapping tells at its top level, ``None`` when there is none or the pickle is not a mapping."""
-    import io
-
     try:
         return _step_of(load(InertUnpickler(io.BytesIO(pickled)), "data.pkl"))
     except Incomplete:

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from ftlaunch.launcher.checkpoints.files import Incomplete, read_bounded
+from ftlaunch.launcher.checkpoints.megatron import RELEASE
 from ftlaunch.launcher.checkpoints.names import step_of
 
 MEGATRON = "latest_checkpointed_iteration.txt"
@@ -42,10 +43,10 @@ def read(directory: str, name: str) -> Tracker | None:
         raise Incomplete("a pointer that is not text") from None
     if not text or "\n" in text:
         raise Incomplete("a pointer to nothing: it is empty or has more than one line")
-    if name == MEGATRON and text == "release":
+    if name == MEGATRON and text == RELEASE:
         return Tracker(path, text, 0)
     if text.isascii() and text.isdigit():
         return Tracker(path, text, int(text[:19]))
     if name == MEGATRON:
-        raise Incomplete(f"a pointer to {text[:60]!r}, which is neither a number nor 'release'")
+        raise Incomplete(f"a pointer to {text[:60]!r}, which is neither a number nor {RELEASE!r}")
     return Tracker(path, text, step_of(os.path.basename(text.rstrip("/"))))

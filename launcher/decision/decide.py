@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.state import Judge, State
-from ftlaunch.launcher.decision.table import TABLE, Decision, ignore
-from ftlaunch.launcher.decision.transitions import clearing, others, ranks, starting
+from ftlaunch.launcher.decision.table import Decision, ignore
+from ftlaunch.launcher.decision.transitions import TABLE
 from ftlaunch.launcher.errors import InvalidTransition
-
-__all__ = ["Decision", "clearing", "decide", "others", "ranks", "starting"]
 
 
 def decide(state: State, event: ev.Event, now: float, judge: Judge) -> Decision:

@@ -14,10 +14,11 @@ from ftlaunch.launcher.agent import Agent
 from ftlaunch.launcher.decision import actions as do
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Manner
-from ftlaunch.launcher.decision.decide import Decision, decide
+from ftlaunch.launcher.decision.decide import decide
 from ftlaunch.launcher.decision.policy import GenerationRecord, Verdict
 from ftlaunch.launcher.decision.recover import SAVED, most_saved
 from ftlaunch.launcher.decision.state import Ending, Phase, Recovery, State
+from ftlaunch.launcher.decision.table import Decision
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.rendezvous import interface as rdzv
 from ftlaunch.rendezvous.interface import Outcome, World, WorldAgreed
