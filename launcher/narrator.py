@@ -14,7 +14,7 @@ from ftlaunch.launcher import clock
 from ftlaunch.launcher.decision import actions as do
 from ftlaunch.launcher.decision.events import Failure, FailureKind
 from ftlaunch.launcher.decision.state import State, WorkerState
-from ftlaunch.launcher.journal.records import EventLog
+from ftlaunch.launcher.journal.records import OF_THE_FAILED, RECOVERY, EventLog
 from ftlaunch.launcher.journal.rundir import RunDir
 from ftlaunch.launcher.say import Say
 
@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from ftlaunch.launcher.evidence.case import Case
     from ftlaunch.launcher.evidence.inquiry import Inquiry
     from ftlaunch.launcher.journal.incident import FailureCause, Incident, Moment, RankEnd
-
-PHASES = (
-    "failure_detected",
-    "workers_stopped",
-    "gpu_reclaimed",
-    "rendezvous_completed",
-    "workers_started",
-    "training_resumed",
-)
-"""The moments of a recovery, as in docs/architecture.md."""
-
-ENDING = frozenset({"failure_detected", "workers_stopped", "gpu_reclaimed"})
-"""Those of the old generation; the others are of the next one."""
-
 
 _SPEAK_S = 0.2
 """Nobody reads faster, and by then the ranks are mostly stopped and started anew: that comes first."""
@@ -110,7 +96,8 @@ class Narrator:
         """Whether this is a moment of the recovery under way: of the failed generation until it is gone, then later."""
         generation = -1 if action.generation is None else action.generation
         failed = -1 if self._failed_generation is None else self._failed_generation
-        return action.name in PHASES and (generation == failed if action.name in ENDING else generation > failed)
+        told = generation == failed if action.name in OF_THE_FAILED else generation > failed
+        return action.name in RECOVERY and told
 
     def conclude(self, action: do.Conclude, state: State) -> None:
         """The generation's fate is decided: begin its incident and tell the user."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftlaunch.launcher.drill.plan import RANK_KINDS, Fault, Kind
+from ftlaunch.launcher.journal.records import OF_THE_FAILED, RECOVERY
 
 Event = Mapping[str, Any]
 
@@ -294,9 +295,6 @@ def _warm(failure: Event | None, lives: Sequence[Life]) -> str:
     return ""
 
 
-_MOMENTS = ("workers_stopped", "gpu_reclaimed", "rendezvous_completed", "workers_started", "training_resumed")
-
-
 def _phases(injection: Injection, failure: Event | None, lives: Sequence[Life]) -> dict[str, float]:
     """When each phase of the recovery was over, in seconds after the deed, on the node that detected it first."""
     if failure is None:
@@ -305,9 +303,9 @@ def _phases(injection: Injection, failure: Event | None, lives: Sequence[Life]) 
     found = {"failure_detected": float(failure["monotonic"]) - injection.at}
     for event in life.events if life is not None else ():
         name, generation = event["event"], _generation(event)
-        old = name in ("workers_stopped", "gpu_reclaimed")
-        wanted = generation == failure["generation"] if old else generation > _generation(failure)
-        if name in _MOMENTS and wanted and name not in found:
+        failed = _generation(failure)
+        wanted = generation == failed if name in OF_THE_FAILED else generation > failed
+        if name in RECOVERY and wanted and name not in found:
             found[name] = float(event["monotonic"]) - injection.at
     return {name: round(seconds, 6) for name, seconds in found.items()}
 

@@ -14,6 +14,17 @@ from typing import Any
 from ftlaunch.launcher import clock
 
 EVENTS_FILE = "events.jsonl"
+RECOVERY = (
+    "failure_detected",
+    "workers_stopped",
+    "gpu_reclaimed",
+    "rendezvous_completed",
+    "workers_started",
+    "training_resumed",
+)
+"""The moments of a recovery, as in docs/architecture.md."""
+OF_THE_FAILED = frozenset(RECOVERY[:3])
+"""Those of the generation that failed; the others are of the next one."""
 _STRING_LIMIT = 16384
 _ITEMS_LIMIT = 2000
 _DEPTH_LIMIT = 6

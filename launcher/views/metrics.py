@@ -22,11 +22,12 @@ from ftlaunch.launcher import __version__
 from ftlaunch.launcher.history.causes import cause_name
 from ftlaunch.launcher.history.goodput import Account, Use, account
 from ftlaunch.launcher.history.model import Generation, History, Pulse
+from ftlaunch.launcher.journal.records import RECOVERY
 from ftlaunch.launcher.views.tiny_http import Answer, Page
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds; a recovery lasts from some milliseconds to a checkpoint's loading time."""
-PHASES = (Use.DETECTED, Use.STOPPED, Use.RECLAIMED, Use.AGREED, Use.STARTED, Use.RESUMED)
+PHASES = tuple(map(Use, RECOVERY))
 
 
 @dataclass(frozen=True)

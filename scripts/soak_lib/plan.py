@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ftlaunch.launcher.journal.records import RECOVERY
+
 NODES, RANKS, MEMBERS = 2, 2, 3
 """Nodes, ranks on each, members of etcd."""
 
@@ -55,7 +57,6 @@ _HOLD_S = {
     Deed.MEMBER_STOP: (1.0, 6.0),
     Deed.ETCD_STOP: (0.5, 7.0),
 }
-_MOMENTS = ("failure_detected", "workers_stopped", "gpu_reclaimed", "rendezvous_completed", "workers_started")
 _DURING = (
     (Deed.RANK_KILL, ("failure_detected", "workers_started")),
     (Deed.RANK_STOP, ("workers_started",)),
@@ -63,7 +64,7 @@ _DURING = (
     (Deed.AGENT_STOP, ("failure_detected", "rendezvous_completed")),
     (Deed.NODE_LOSS, ("failure_detected", "workers_stopped")),
     (Deed.LEADER_KILL, ("failure_detected", "workers_stopped")),
-    (Deed.MEMBER_STOP, _MOMENTS),
+    (Deed.MEMBER_STOP, RECOVERY[:-1]),
     (Deed.STANDBY_KILL, ("workers_stopped", "gpu_reclaimed", "rendezvous_completed")),
     (Deed.NET_CUT, ("failure_detected", "workers_stopped")),
     (Deed.TRUNCATE, ("workers_stopped",)),

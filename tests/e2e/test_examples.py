@@ -22,10 +22,9 @@ def test_ddp_example_survives_its_own_crash(ftlaunch: Launcher, tmp_path: Path) 
     assert "killing myself at step 30" in job.out
     assert job.out.count("resuming after step 20") == 2
     assert "step 60: " in job.out
-    shown = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "recovery_time.py", str(job.run_dir)], capture_output=True, text=True
-    )
-    assert shown.returncode == 0 and "was killed by SIGKILL: " in shown.stdout and "its workers run" in shown.stdout
+    explain = [sys.executable, "-m", "ftlaunch.launcher.ftctl", "explain", str(job.run_dir)]
+    shown = subprocess.run(explain, capture_output=True, text=True)
+    assert shown.returncode == 0 and "was killed by SIGKILL" in shown.stdout and " in all" in shown.stdout
 
 
 def test_fsdp_example_goes_on_with_another_number_of_ranks(ftlaunch: Launcher, tmp_path: Path) -> None:

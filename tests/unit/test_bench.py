@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import recovery_time
 from bench_lib import contenders, nodes, recovery
 from bench_lib.__main__ import estimate, parse_args
 from bench_lib.__main__ import measure as take_all
@@ -64,27 +63,6 @@ def test_events_are_read_in_order_and_without_the_line_that_was_cut_off(tmp_path
     (tmp_path / "rank0.jsonl").write_text('{"t": 2.0, "event": "step"}\n{"t": 3.0, "ev')
     (tmp_path / "rank1.jsonl").write_text('{"t": 1.0, "event": "step"}\n')
     assert [(event["t"], event["rank"]) for event in recovery.events(tmp_path)] == [(1.0, 1), (2.0, 0)]
-
-
-def test_recovery_report_tells_phases_from_the_death_on() -> None:
-    events = [
-        {"event": "failure_detected", "monotonic": 100.002, "at": 100.0, "reason": "was killed by SIGKILL"},
-        {"event": "rendezvous_completed", "monotonic": 100.01},
-        {"event": "workers_stopped", "monotonic": 100.03},
-        {"event": "workers_started", "monotonic": 100.05},
-        {"event": "training_resumed", "monotonic": 100.2},
-        {"event": "workers_stopped", "monotonic": 110.0},
-    ]
-    (found,) = recovery_time.recoveries(events)
-    text = recovery_time.describe(found)
-    assert text[0] == "a rank was killed by SIGKILL: training resumed 0.200 s later"
-    assert text[3] == "    0.030 s  the old workers are gone"
-    victim = {**events[0], "reason": "RuntimeError: connection closed"}
-    corrected = {**events[0], "event": "cause_corrected", "monotonic": 100.004}
-    (found,) = recovery_time.recoveries([victim, corrected, *events[1:]])
-    assert recovery_time.describe(found) == text
-    (unfinished,) = recovery_time.recoveries(events[:1])
-    assert "not recovered" in recovery_time.describe(unfinished)[0]
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-import recovery_time
 import write_options
 from ftlaunch.launcher.cli.options import OPTIONS
 from ftlaunch.launcher.exit_codes import ExitCode
 from ftlaunch.launcher.ftctl.__main__ import cli
+from ftlaunch.launcher.journal.records import RECOVERY
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -89,6 +89,13 @@ def test_source_files_named_by_the_architecture_page_exist() -> None:
     assert [name for name in names if not list((ROOT / "launcher").glob(name.rstrip("/")))] == []
 
 
+def test_the_moments_of_a_recovery_are_those_of_the_architecture_page_in_order() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("| event in `events.jsonl` |")[2].partition("\n\n")[0]
+    assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == RECOVERY
+
+
 def test_phases_of_a_recovery_are_events_that_the_agent_writes() -> None:
-    source = "\n".join(path.read_text() for path in (ROOT / "launcher").rglob("*.py"))
-    assert [name for name in recovery_time.PHASES if f'"{name}"' not in source] == []
+    folder = ROOT / "launcher" / "decision"
+    source = "\n".join(path.read_text() for path in [*folder.rglob("*.py"), ROOT / "launcher" / "narrator.py"])
+    assert [name for name in RECOVERY if f'"{name}"' not in source] == []
