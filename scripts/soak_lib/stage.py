@@ -26,7 +26,9 @@ ENDLESS, EVERY, STEP_S = 10**9, 25, 0.02
 """Steps until told otherwise, steps between two checkpoints, pause in each step."""
 NODE_TIMEOUT_S = 5.0
 OPTIONS = (
-    *("--node-timeout", f"{NODE_TIMEOUT_S:g}", "--hang-floor", "1s", "--init-timeout", "60s"),
+    *("--node-timeout", f"{NODE_TIMEOUT_S:g}", "--hang-floor", "1s"),
+    # What is learnt does not hold during the first steps of a generation, and a fault may hit one of them.
+    *("--hang-timeout", "60s", "--init-timeout", "60s"),
     # Faults come without regard to progress: that must not end the job.
     *("--max-restarts", "100000", "--log-file-limit", "16M"),
 )
