@@ -236,7 +236,7 @@ def test_watching_into_a_pipe_that_closes_ends_silently(tmp_path: Path) -> None:
     [
         (("status", "--interval", "0"), "0.1<=x<=3600"),
         (("status", "--interval", "x"), "'x' is not a valid float"),
-        (("status", "stray"), "unexpected extra argument"),
+        (("status", "a", "stray"), "unexpected extra argument"),
         (("restart", "--nonsense"), "No such option"),
         (("dump", "--rank", "x"), "not a valid integer"),
         (("exclude",), "Missing argument 'NODE'"),
