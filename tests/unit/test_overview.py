@@ -176,7 +176,7 @@ class Speaker:
         if "sections" in payload:
             self.serial += 1
         message = Message(kind, 0, 0, self.sequence, self.serial, step, int(at * 1e9), payload)
-        self.watch.hear(HeardMessage(message, 50, 0, at))
+        self.watch.hear(HeardMessage(message, 50, at))
 
     def train(self, steps: int, gap_s: float) -> float:
         for step in range(steps):
