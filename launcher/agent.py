@@ -45,7 +45,7 @@ Prepare = Callable[[Sequence[GenerationRecord]], Coroutine[Any, Any, Mapping[str
 _log = logging.getLogger(__name__)
 _STORY = 50
 _FINISH_LIMIT_S = 300.0
-"""How long ranks of other nodes may go on after those here have ended well."""
+"""How long a node whose ranks have ended well waits for a meeting point that is out of reach."""
 _END_LIMIT_S = 15.0
 """How long to try to tell the others that the job is over. Who cannot be reached learns it when the lease ends."""
 

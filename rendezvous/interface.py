@@ -269,7 +269,10 @@ class Rendezvous(Protocol):
         """
 
     async def finish(self, generation: int, outcome: Outcome, exit_code: int, reason: str, timeout_s: float) -> int:
-        """Leave; with ``FINISHED`` wait for the other nodes, at most ``timeout_s``. Returns the job's exit code."""
+        """Leave; with ``FINISHED`` wait for the other nodes, and ``timeout_s`` for a meeting point out of reach.
+
+        Returns the job's exit code.
+        """
 
     async def close(self) -> None:
         """Release everything: threads, sockets, leases. Returns within a few seconds whatever the server does."""

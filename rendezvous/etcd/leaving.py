@@ -6,6 +6,7 @@ import asyncio
 
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import ClosedRecord, FailureRecord, FinishRecord, RecordError
+from ftlaunch.rendezvous.common.waiting import WaitAtEnd
 from ftlaunch.rendezvous.etcd.errors import EtcdError
 from ftlaunch.rendezvous.etcd.membership import Membership
 from ftlaunch.rendezvous.etcd.site import Site, log
@@ -19,45 +20,39 @@ class Leaving:
     def __init__(self, site: Site, membership: Membership) -> None:
         self._site = site
         self._membership = membership
-        self._waiting: asyncio.Future[int] | None = None
-        self._default = 0
+        self._at_end = WaitAtEnd(membership.has_lease)
 
     @property
     def finishing(self) -> bool:
         """Whether this node waits for the others to finish."""
-        return self._waiting is not None
+        return self._at_end.waiting
 
     def closed(self, exit_code: int) -> None:
         """The job is over: nobody needs to wait any more."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(exit_code)
+        self._at_end.over(exit_code)
 
     def stay(self) -> None:
         """The generation failed elsewhere after all: stop waiting. The next generation voids the mark."""
-        self.closed(self._default)
+        self._at_end.over()
 
     async def wait_for_all(self, generation: int, exit_code: int, timeout_s: float) -> int:
         """Mark this node as finished and wait until the leader saw all marks.
 
-        Nobody's exit code depends on a server that dies first: after ``timeout_s`` this node ends with its own.
+        Nobody's exit code depends on a server that dies first: ``timeout_s`` after it did this node ends with its own.
         """
-        self._waiting = asyncio.get_running_loop().create_future()
-        self._default = exit_code
-        done = FinishRecord(self._site.node.node_id, generation)
+        site, done = self._site, FinishRecord(self._site.node.node_id, generation)
+        marking = asyncio.ensure_future(site.ask(lambda: site.job.finish(done)))
+        marking.add_done_callback(self._marked)
         try:
-            return await asyncio.wait_for(self._mark_and_wait(done, self._waiting), timeout_s)
-        except asyncio.TimeoutError:
-            log.warning("the other nodes did not finish within %g s; this one ends with its own result", timeout_s)
-        except EtcdError as error:
-            log.warning("cannot wait for the other nodes: %s", error)
+            return await self._at_end.wait(exit_code, timeout_s)
         finally:
-            self._waiting = None
-        return exit_code
+            marking.cancel()
 
-    async def _mark_and_wait(self, done: FinishRecord, waiting: asyncio.Future[int]) -> int:
-        site = self._site
-        await site.ask(lambda: site.job.finish(done))
-        return await waiting
+    def _marked(self, marking: asyncio.Future[None]) -> None:
+        error = None if marking.cancelled() else marking.exception()
+        if error is not None:
+            log.warning("cannot wait for the other nodes: %s", error)
+            self._at_end.over()
 
     async def close_job(self, exit_code: int, reason: str, timeout_s: float) -> int:
         """End the job for all nodes; returns the exit code that counts: that of the first to say so."""

@@ -165,6 +165,10 @@ class Membership:
             # Never silent: whatever stopped the renewal, the lease is as good as lost.
             self._lose(f"the renewal of this node's lease stopped: {error!r}")
 
+    def has_lease(self) -> bool:
+        """Whether etcd counts on this node for sure."""
+        return self.lease is not None and self.lease.valid_until > self._clock()
+
     def check_lease(self) -> float:
         """Lose the lease if its time is over; returns the seconds that are left. To be called at any time."""
         lease, settings, now = self.lease, self._site.settings, self._clock()

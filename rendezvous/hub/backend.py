@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ftlaunch.rendezvous.common.asking import Asking, QuestionRecord
+from ftlaunch.rendezvous.common.clock import boottime
 from ftlaunch.rendezvous.common.decide import View
 from ftlaunch.rendezvous.common.exclusion import ANSWER_S
 from ftlaunch.rendezvous.common.iothread import IoThread
@@ -31,6 +32,7 @@ from ftlaunch.rendezvous.common.records import (
     TableRecord,
 )
 from ftlaunch.rendezvous.common.trust import Trust
+from ftlaunch.rendezvous.common.waiting import WaitAtEnd
 from ftlaunch.rendezvous.hub import settings as configuration
 from ftlaunch.rendezvous.hub.asking import HubCarrier
 from ftlaunch.rendezvous.hub.frames import Hello, read_answer, wish_frame
@@ -38,7 +40,6 @@ from ftlaunch.rendezvous.hub.link import Link
 from ftlaunch.rendezvous.hub.server import Hub, listen_at
 from ftlaunch.rendezvous.hub.settings import HubSettings
 from ftlaunch.rendezvous.hub.vigil import Vigil
-from ftlaunch.rendezvous.hub.waiting import WaitAtEnd
 from ftlaunch.rendezvous.hub.whereabouts import whereabouts
 from ftlaunch.rendezvous.interface import (
     Answers,
@@ -86,7 +87,7 @@ class HubRendezvous:
         self._running: list[Future[None]] = []
         self._connecting: asyncio.Task[None] | None = None
         self._trust = Trust(settings.margin_s)
-        self._at_end = WaitAtEnd()
+        self._at_end = WaitAtEnd(lambda: self._link.valid_until > boottime())
         self._wishes: dict[str, asyncio.Future[ExclusionAnswer]] = {}
         self._words: dict[str, Callable[[bytes], None]] = {
             "table": self._on_table,

@@ -20,7 +20,11 @@ from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed, WorldAgreed
 from support.agents import Agent, agents, until, world_of
 from support.etcd import EtcdCluster, etcd
 from support.needs import needs_etcd
-from support.partition import cut_off_while_finishing, cut_off_while_running
+from support.partition import (
+    cut_off_while_finishing,
+    cut_off_while_running,
+    waits_as_long_as_it_is_in_touch,
+)
 from support.proxy import proxy
 
 pytestmark = needs_etcd
@@ -203,6 +207,17 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(server: EtcdCluster) 
 
     async def scenario() -> None:
         await asyncio.gather(*(one_round() for _ in range(8)))
+
+    asyncio.run(scenario())
+
+
+def test_who_has_finished_waits_for_the_others_and_not_for_etcd(server: EtcdCluster) -> None:
+    async def scenario() -> None:
+        async with proxy(server.members[0].client_port) as way:
+            job = job_at(server.endpoints, 2.0)
+            behind = replace(job, endpoints=parse_endpoints(way.endpoint)[0])
+            async with agents(job, "a") as (a,), agents(behind, "b") as (b,):
+                await waits_as_long_as_it_is_in_touch(a, b, way)
 
     asyncio.run(scenario())
 

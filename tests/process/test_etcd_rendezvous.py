@@ -270,17 +270,6 @@ def test_a_failure_during_the_wait_at_the_end_calls_the_others_back(job: EtcdSet
     asyncio.run(scenario())
 
 
-def test_nobody_waits_longer_than_it_wants_for_the_others(job: EtcdSettings) -> None:
-    async def scenario() -> None:
-        async with agents(job, "a", "b") as (a, b):
-            a.start()
-            b.start()
-            await world_of(0, a, b)
-            assert await a.finish(0, limit_s=0.3) == 0
-
-    asyncio.run(scenario())
-
-
 def test_the_restart_count_survives_all_agents(server: EtcdCluster, job: EtcdSettings) -> None:
     async def scenario() -> None:
         single = replace(job, min_nodes=1, max_nodes=1)

@@ -32,7 +32,11 @@ from ftlaunch.rendezvous.interface import (
     WorldAgreed,
 )
 from support.agents import Agent, agents, programs, until, world_of
-from support.partition import cut_off_while_finishing, cut_off_while_running
+from support.partition import (
+    cut_off_while_finishing,
+    cut_off_while_running,
+    waits_as_long_as_it_is_in_touch,
+)
 from support.proxy import Proxy, proxy
 from support.spares import taught_early_and_late
 from support.waiting import wait_until
@@ -336,6 +340,33 @@ def test_who_is_cut_off_has_stopped_before_the_others_know(job: HubSettings) -> 
         for holder in holders:
             holder.close()
         await asyncio.gather(*(one_round(replace(job, port=port, node_timeout_s=2.0)) for port in ports))
+
+    asyncio.run(scenario())
+
+
+def test_who_has_finished_waits_for_the_others_and_not_for_the_host(job: HubSettings) -> None:
+    job = replace(job, node_timeout_s=2.0)
+
+    async def scenario() -> None:
+        async with proxy(job.port) as way:
+            behind = replace(job, port=way.port, is_host=False)
+            async with agents(job, "a") as (a,), agents(behind, "b") as (b,):
+                await waits_as_long_as_it_is_in_touch(a, b, way)
+
+    asyncio.run(scenario())
+
+
+def test_a_host_that_has_finished_stays_for_the_others(job: HubSettings) -> None:
+    async def scenario() -> None:
+        async with agents(job, "a", "b") as (a, b):
+            a.start()
+            await until(lambda: a.rendezvous._hub is not None)
+            b.start()
+            await world_of(0, a, b)
+            waiting = asyncio.ensure_future(a.finish(0, limit_s=0.3))
+            await asyncio.wait({waiting}, timeout=2.0)
+            assert not waiting.done(), "it has left, and taken the meeting point away"
+            assert await asyncio.gather(waiting, b.finish(0)) == [0, 0]
 
     asyncio.run(scenario())
 

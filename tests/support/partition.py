@@ -27,6 +27,18 @@ async def cut_off_while_running(a: Agent, b: Agent, way: Proxy, heal: Callable[[
     await world_of(1, a, b)
 
 
+async def waits_as_long_as_it_is_in_touch(a: Agent, b: Agent, way: Proxy) -> None:
+    """``b`` has finished, ``a`` works on: ``b`` waits longer than it would for a meeting point that is out of reach."""
+    a.start()
+    b.start()
+    await world_of(0, a, b)
+    waiting = asyncio.ensure_future(b.finish(0, limit_s=0.3))
+    await asyncio.wait({waiting}, timeout=2.0)
+    assert not waiting.done(), "it has left, and would be missed if a failed"
+    way.freeze()
+    assert await waiting == 0
+
+
 async def cut_off_while_finishing(a: Agent, b: Agent, way: Proxy) -> list[asyncio.Task[int]]:
     """``b`` is cut off and both have finished: it is called back once the cut heals. Returns who still waits."""
     a.start()
