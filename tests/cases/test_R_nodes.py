@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from support import procfs
 from support.etcd import EtcdCluster, etcd
 from support.jobs import Job, Launcher
 from support.needs import needs_etcd
-from support.nodes import Nodes
+from support.nodes import Nodes, free_endpoint
 from support.scripts import wait_for_ready, write
 from support.waiting import wait_until
 
@@ -40,9 +39,7 @@ def either(request: pytest.FixtureRequest, ftlaunch: Launcher, cluster: EtcdClus
     """Through etcd, and through the first agent."""
     if request.param == "etcd":
         return Nodes(ftlaunch, cluster.endpoints)
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-    return Nodes(ftlaunch, f"127.0.0.1:{port}", "c10d")
+    return Nodes(ftlaunch, free_endpoint(), "c10d")
 
 
 def wait_for(job: Job, text: str) -> None:
@@ -53,7 +50,7 @@ def wait_for(job: Job, text: str) -> None:
 def test_R2_the_others_go_on_without_a_silent_node_and_take_it_back(either: Nodes, tmp_path: Path) -> None:
     """A stopped agent cannot end its ranks: its guardian does, before the others go on."""
     script = write(tmp_path, UP + "if GEN < 2: signal.pause()")
-    first, second = either("1:2", script), either("1:2", script, hosts=False)
+    first, second = either("1:2", script, hosts=True), either("1:2", script, hosts=False)
     for job in (first, second):
         wait_for(job, "of 2 in 0")
     (old,) = second.events("workers_started")[0]["pids"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +11,14 @@ import pytest
 from support.etcd import etcd
 from support.jobs import Job, Launcher
 from support.needs import needs_etcd
+from support.nodes import Nodes, free_endpoint
+from support.scripts import write
 from support.waiting import listens, wait_until
 
 pytestmark = needs_etcd
 
-HEAD = """
-import os, signal, sys, time
-RANK, GEN, WORLD = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"]), int(os.environ["WORLD_SIZE"])
-def say(*words): print(*words, flush=True)
+UP = """
+WORLD = int(os.environ["WORLD_SIZE"])
 say("up", "rank", RANK, "of", WORLD, "generation", GEN, "restarts", os.environ["TORCHELASTIC_RESTART_COUNT"])
 """
 
@@ -31,40 +29,33 @@ def endpoint() -> Iterator[str]:
         yield cluster.endpoints
 
 
-class Nodes:
-    """Starts agents of one job."""
+class Scripted:
+    """Starts agents of one job, all with one script."""
 
-    def __init__(self, ftlaunch: Launcher, endpoint: str, folder: Path, backend: str = "etcd") -> None:
+    def __init__(self, nodes: Nodes, folder: Path) -> None:
+        self._nodes = nodes
+        self._folder = folder
         self.script = folder / "train.py"
-        self._ftlaunch = ftlaunch
-        self.endpoint = endpoint
-        self._backend = backend
-        self._job_id = uuid.uuid4().hex[:8]
+        self.endpoint = nodes.endpoint
 
     def write(self, body: str) -> None:
-        self.script.write_text(HEAD + body)
+        write(self._folder, UP + body, self.script.name)
 
     def __call__(self, *options: str, nnodes: str = "2", same_machine: bool = True, nproc: int = 2) -> Job:
-        several = ["--allow-multiple-agents-per-node"] if same_machine else []
-        meeting = ["--rdzv-backend", self._backend, "--rdzv-endpoint", self.endpoint, "--rdzv-id", self._job_id]
-        conf = ["--rdzv-conf", "node_timeout=3,last_call_timeout=1"]
-        return self._ftlaunch(
-            *several, *meeting, *conf, "--nnodes", nnodes, "--nproc-per-node", str(nproc), *options, self.script
-        )
+        ranks = ("--nproc-per-node", str(nproc))
+        return self._nodes(nnodes, *ranks, *options, self.script, same_machine=same_machine)
 
 
 @pytest.fixture
-def nodes(ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Nodes:
-    return Nodes(ftlaunch, endpoint, tmp_path)
+def nodes(ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Scripted:
+    return Scripted(Nodes(ftlaunch, endpoint), tmp_path)
 
 
 @pytest.fixture(params=["etcd", "c10d"])
-def either(request: pytest.FixtureRequest, ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Nodes:
+def either(request: pytest.FixtureRequest, ftlaunch: Launcher, endpoint: str, tmp_path: Path) -> Scripted:
     """Through etcd, and through the first agent."""
-    if request.param == "etcd":
-        return Nodes(ftlaunch, endpoint, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        return Nodes(ftlaunch, f"127.0.0.1:{holder.getsockname()[1]}", tmp_path, "c10d")
+    where = endpoint if request.param == "etcd" else free_endpoint()
+    return Scripted(Nodes(ftlaunch, where, request.param), tmp_path)
 
 
 def up(job: Job, generation: int, ranks: int = 2) -> None:
@@ -72,7 +63,7 @@ def up(job: Job, generation: int, ranks: int = 2) -> None:
     wait_until(lambda: job.out.count(f"generation {generation} ") >= ranks, 30, f"generation {generation}: {job.err}")
 
 
-def test_E1_failure_anywhere_restarts_all_and_the_budget_is_the_jobs(nodes: Nodes) -> None:
+def test_E1_failure_anywhere_restarts_all_and_the_budget_is_the_jobs(nodes: Scripted) -> None:
     nodes.write("""
 if RANK == (3, 0, 3)[GEN]: time.sleep(0.3); os.kill(os.getpid(), 9)
 signal.pause()
@@ -85,14 +76,14 @@ signal.pause()
     assert all(f"rank {rank} of 4 generation 2" in together for rank in range(4))
 
 
-def test_success_of_all_ends_all_with_0_and_leaves_the_key_space_tidy(nodes: Nodes, endpoint: str) -> None:
+def test_success_of_all_ends_all_with_0_and_leaves_the_key_space_tidy(nodes: Scripted, endpoint: str) -> None:
     nodes.write("if RANK == 3: time.sleep(1)")
     first, second = nodes(), nodes()
     assert (first.wait(), second.wait()) == (0, 0)
     assert "Traceback" not in first.err + second.err
 
 
-def test_R10_surplus_agent_waits_and_takes_the_place_of_a_killed_one(nodes: Nodes) -> None:
+def test_R10_surplus_agent_waits_and_takes_the_place_of_a_killed_one(nodes: Scripted) -> None:
     nodes.write("if GEN == 0: signal.pause()")
     agents = [nodes(), nodes()]
     for agent in agents:
@@ -106,7 +97,7 @@ def test_R10_surplus_agent_waits_and_takes_the_place_of_a_killed_one(nodes: Node
     assert "rank 3 of 4 generation 1" in spare.out and "rank 0 of 4 generation 1" in stays.out
 
 
-def test_the_standbys_of_a_spare_are_warm_before_it_ever_ran_anything(either: Nodes) -> None:
+def test_the_standbys_of_a_spare_are_warm_before_it_ever_ran_anything(either: Scripted) -> None:
     either.write("""
 import psutil
 from ftlaunch.heartbeat import beat
@@ -129,7 +120,7 @@ for step in range(10**9):
     assert started["warm"] == 2
 
 
-def test_R1_agent_that_is_told_to_stop_leaves_and_the_others_go_on(nodes: Nodes) -> None:
+def test_R1_agent_that_is_told_to_stop_leaves_and_the_others_go_on(nodes: Scripted) -> None:
     nodes.write("if WORLD > 1: signal.pause()")
     first, second = nodes(nnodes="1:2", nproc=1), nodes(nnodes="1:2", nproc=1)
     wait_until(lambda: "of 2" in first.out and "of 2" in second.out, 30)
@@ -139,7 +130,7 @@ def test_R1_agent_that_is_told_to_stop_leaves_and_the_others_go_on(nodes: Nodes)
     assert "rank 0 of 1" in first.out
 
 
-def test_C7_interrupt_while_waiting_for_peers(nodes: Nodes) -> None:
+def test_C7_interrupt_while_waiting_for_peers(nodes: Scripted) -> None:
     nodes.write("")
     job = nodes()
     wait_until(lambda: job.events("job_started"), 20)
@@ -148,7 +139,7 @@ def test_C7_interrupt_while_waiting_for_peers(nodes: Nodes) -> None:
     assert "Traceback" not in job.err
 
 
-def test_agents_that_were_started_differently_end_with_one_line_that_names_both(nodes: Nodes) -> None:
+def test_agents_that_were_started_differently_end_with_one_line_that_names_both(nodes: Scripted) -> None:
     nodes.write("signal.pause()")
     first, second = nodes(nproc=2), nodes(nproc=1)
     codes = {first.wait(40), second.wait(40)}
@@ -156,7 +147,7 @@ def test_agents_that_were_started_differently_end_with_one_line_that_names_both(
     assert "nproc" in first.err + second.err
 
 
-def test_R15_two_agents_on_one_machine_by_mistake(nodes: Nodes) -> None:
+def test_R15_two_agents_on_one_machine_by_mistake(nodes: Scripted) -> None:
     nodes.write("signal.pause()")
     first = nodes(same_machine=False)
     wait_until(lambda: first.events("job_started"), 20)
@@ -177,7 +168,7 @@ def test_etcd_that_is_not_there_is_one_line_and_69(ftlaunch: Launcher, tmp_path:
     assert "Traceback" not in job.err and "127.0.0.1:1" in job.err
 
 
-def test_node_that_has_finished_starts_again_when_another_one_fails(nodes: Nodes) -> None:
+def test_node_that_has_finished_starts_again_when_another_one_fails(nodes: Scripted) -> None:
     nodes.write("""
 if RANK >= 2:
     if GEN == 0: time.sleep(1.5); os.kill(os.getpid(), 9)
@@ -187,7 +178,7 @@ if RANK >= 2:
     assert all(agent.out.count("generation 1 ") == 2 for agent in agents)
 
 
-def test_sick_node_steps_aside_for_a_spare_and_says_why(nodes: Nodes, tmp_path: Path) -> None:
+def test_sick_node_steps_aside_for_a_spare_and_says_why(nodes: Scripted, tmp_path: Path) -> None:
     sick, go = tmp_path / "sick", tmp_path / "go"
     nodes.write(f"""
 if GEN == 0:

@@ -6,10 +6,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +16,14 @@ from typing import Any
 import pytest
 
 from support.etcd import etcd, find_binary
+from support.ftctl import Ctl
 from support.jobs import Job, Launcher
+from support.needs import needs_etcd
+from support.nodes import Nodes, free_endpoint
+from support.scripts import BEATING, write
 from support.waiting import wait_until
 
-HEAD = """
-import os, signal, sys, threading, time
-from ftlaunch import heartbeat as hb
-RANK, GEN = int(os.environ["RANK"]), int(os.environ["FTLAUNCH_GENERATION"])
-def steps(first, last):
-    for step in range(first, last):
-        time.sleep(0.01)
-        hb.beat(step)
+WAITING = """
 def wait_for_another(name):
     # As in a collective: asleep in one place, without any sign of work.
     path = f"{sys.argv[1]}/{name}-{RANK}"
@@ -51,6 +46,7 @@ for step in range(1, 100000):
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    """Empty where there is no etcd."""
     if find_binary() is None:
         yield ""
         return
@@ -58,53 +54,48 @@ def endpoint() -> Iterator[str]:
         yield cluster.endpoints
 
 
-@pytest.fixture(params=["etcd", "c10d"])
-def meeting(request: pytest.FixtureRequest, endpoint: str) -> list[str]:
-    if request.param == "etcd":
-        if not endpoint:
-            pytest.skip("etcd is missing")
-        where = endpoint
-    else:
-        with socket.create_server(("127.0.0.1", 0)) as holder:
-            where = f"127.0.0.1:{holder.getsockname()[1]}"
-    return ["--rdzv-backend", request.param, "--rdzv-endpoint", where, "--rdzv-id", uuid.uuid4().hex[:8]]
+@pytest.fixture(params=[pytest.param("etcd", marks=needs_etcd), "c10d"])
+def nodes(request: pytest.FixtureRequest, ftlaunch: Launcher, endpoint: str) -> Nodes:
+    """Through etcd, and through the first agent."""
+    where = endpoint if request.param == "etcd" else free_endpoint()
+    return Nodes(ftlaunch, where, request.param)
+
+
+OPTIONS = ("--nproc-per-node", "2", "--standby", "off")
 
 
 @pytest.fixture
-def nodes(ftlaunch: Launcher, meeting: list[str], tmp_path: Path) -> tuple[Job, Job]:
+def pair(nodes: Nodes, tmp_path: Path) -> tuple[Job, Job]:
     """Two nodes with two ranks each, at work."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    options = ["--allow-multiple-agents-per-node", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "off"]
-    first, second = (ftlaunch(*meeting, *options, script) for _ in range(2))
+    first, second = (nodes("2", *OPTIONS, script, conf="") for _ in range(2))
     wait_until(lambda: first.events("training_resumed") and second.events("training_resumed"), 40, "both train")
     return first, second
 
 
 @dataclass
-class Nodes:
+class Pairs:
     """Starts two nodes with two ranks each. Limits are learnt within a second, and a second long."""
 
-    ftlaunch: Launcher
-    meeting: list[str]
+    nodes: Nodes
     folder: Path
 
     def __call__(self, body: str, *options: str) -> tuple[Job, Job]:
         """The node of ranks 0 and 1, and the other one."""
-        script, scratch = self.folder / "train.py", self.folder / "scratch"
-        script.write_text(HEAD + "print('rank', RANK, flush=True)" + body)
+        script = write(self.folder, BEATING + WAITING + "print('rank', RANK, flush=True)" + body)
+        scratch = self.folder / "scratch"
         scratch.mkdir()
-        fixed = ["--allow-multiple-agents-per-node", "--nnodes", "2", "--nproc-per-node", "2", "--standby", "off"]
-        fixed += ["--hang-floor", "1", "--max-restarts", "1"]
-        pair = [self.ftlaunch(*self.meeting, *fixed, *options, script, scratch) for _ in range(2)]
+        fixed = (*OPTIONS, "--hang-floor", "1", "--max-restarts", "1")
+        pair = [self.nodes("2", *fixed, *options, script, scratch, conf="") for _ in range(2)]
         wait_until(lambda: all("rank" in job.out for job in pair), 40, "ranks on both nodes")
         first, second = sorted(pair, key=lambda job: "rank 0" not in job.out and "rank 1" not in job.out)
         return first, second
 
 
 @pytest.fixture
-def start(ftlaunch: Launcher, meeting: list[str], tmp_path: Path) -> Nodes:
-    return Nodes(ftlaunch, meeting, tmp_path)
+def start(nodes: Nodes, tmp_path: Path) -> Pairs:
+    return Pairs(nodes, tmp_path)
 
 
 def answers(job: Job) -> list[str]:
@@ -113,7 +104,7 @@ def answers(job: Job) -> list[str]:
 
 
 @pytest.mark.parametrize("section", ["eval", "checkpoint"])
-def test_a_long_section_on_one_node_is_no_stall_on_the_other(start: Nodes, section: str) -> None:
+def test_a_long_section_on_one_node_is_no_stall_on_the_other(start: Pairs, section: str) -> None:
     first, second = start(f"""
 steps(0, 60)
 if RANK == 3:
@@ -130,7 +121,7 @@ steps(60, 80)
     assert not first.events("failure_detected") and not second.events("failure_detected"), first.err
 
 
-def test_a_rank_that_spins_is_found_on_its_own_node_by_the_rhythm_of_the_other(start: Nodes) -> None:
+def test_a_rank_that_spins_is_found_on_its_own_node_by_the_rhythm_of_the_other(start: Pairs) -> None:
     # Early on the second node waits for the first: so long that its own limit will be ten times that.
     first, second = start(
         """
@@ -159,7 +150,7 @@ if GEN == 0: wait_for_another("late")
     assert "in spin" in "\n".join(incident["cause"]["evidence"])
 
 
-def test_beyond_a_given_limit_a_rank_that_spins_is_found_while_the_others_poll(start: Nodes) -> None:
+def test_beyond_a_given_limit_a_rank_that_spins_is_found_while_the_others_poll(start: Pairs) -> None:
     first, second = start(
         """
 steps(0, 40)
@@ -183,14 +174,12 @@ if GEN == 0: barrier()
     assert asked and all(event["generation"] == 0 for event in asked)
 
 
+@needs_etcd
 def test_a_node_whose_agent_does_not_answer_may_be_in_a_section(
     ftlaunch: Launcher, endpoint: str, tmp_path: Path
 ) -> None:
-    if not endpoint:
-        pytest.skip("etcd is missing")
-    meeting = ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", uuid.uuid4().hex[:8]]
     body = "\nsteps(0, 60)\nif GEN == 0: wait_for_another('ever')"
-    first, second = Nodes(ftlaunch, meeting, tmp_path)(body, "--node-timeout", "60")
+    first, second = Pairs(Nodes(ftlaunch, endpoint), tmp_path)(body, "--node-timeout", "60")
     wait_until(lambda: first.events("progress") and second.events("progress"), 20)
     second.signal(signal.SIGSTOP)
     try:
@@ -205,11 +194,8 @@ def test_a_node_whose_agent_does_not_answer_may_be_in_a_section(
 
 
 def ftctl(job: Job, *arguments: str) -> str:
-    argv = [sys.executable, "-m", "ftlaunch.launcher.ftctl", *arguments, "--run", str(job.run_dir)]
-    environment = {**os.environ, "XDG_STATE_HOME": str(job.home / "state")}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, cwd="/")
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    ctl = Ctl(job)
+    return ctl(*arguments, "--run", ctl.run)
 
 
 def status(job: Job, *arguments: str) -> dict[str, Any]:
@@ -217,8 +203,8 @@ def status(job: Job, *arguments: str) -> dict[str, Any]:
     return shape
 
 
-def test_every_node_shows_all_nodes_and_ranks(nodes: tuple[Job, Job]) -> None:
-    for job, other in (nodes, nodes[::-1]):
+def test_every_node_shows_all_nodes_and_ranks(pair: tuple[Job, Job]) -> None:
+    for job, other in (pair, pair[::-1]):
         wait_until(lambda job=job: all(rank["beaten"] for rank in status(job)["ranks"]), 20)
         seen = status(job)
         assert [rank["rank"] for rank in seen["ranks"]] == [0, 1, 2, 3]
@@ -233,8 +219,8 @@ def test_every_node_shows_all_nodes_and_ranks(nodes: tuple[Job, Job]) -> None:
         assert len(alone["ranks"]) == 2 and [node["agent_pid"] for node in alone["nodes"]] == [job.pid]
 
 
-def test_watch_goes_on_without_a_node_that_does_not_answer(nodes: tuple[Job, Job]) -> None:
-    first, second = nodes
+def test_watch_goes_on_without_a_node_that_does_not_answer(pair: tuple[Job, Job]) -> None:
+    first, second = pair
     argv = [sys.executable, "-m", "ftlaunch.launcher.ftctl", "status", "--watch", "--json", "--interval", "0.2"]
     watching = subprocess.Popen(
         [*argv, "--run", str(first.run_dir)],

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from support.etcd import etcd
 from support.ftctl import Ctl
 from support.jobs import Job, Launcher
 from support.needs import need_etcd
+from support.nodes import Nodes, free_endpoint
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -49,22 +48,21 @@ def etcd_endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
         yield cluster.endpoints
 
 
-class Nodes:
-    """Starts agents of one job; remembers under which host name."""
+class Named:
+    """Starts agents of one job, each under a host name, which it remembers."""
 
-    def __init__(self, ftlaunch: Launcher, backend: str, endpoint: str, folder: Path) -> None:
-        self.backend = backend
-        self._ftlaunch = ftlaunch
-        self._meeting = ["--rdzv-backend", backend, "--rdzv-endpoint", endpoint, "--rdzv-id", uuid.uuid4().hex[:8]]
+    def __init__(self, nodes: Nodes, folder: Path) -> None:
+        self._nodes = nodes
+        self.backend = nodes.backend
         self._script = folder / "train.py"
         self._script.write_text(SCRIPT)
         self.done = folder / "done"
         self._hosts: dict[int, str] = {}
 
     def __call__(self, host: str, *options: str, nnodes: str = "2", conf: str = "") -> Job:
-        waits = ["--rdzv-conf", f"node_timeout=5,{conf or 'last_call_timeout=20'}"]
-        arguments = [*self._meeting, *waits, "--nnodes", nnodes, "--nproc-per-node", "1", "--standby", "off", *options]
-        job = self._ftlaunch(*arguments, self._script, self.done, prefix=_named(host))
+        arguments = ("--nproc-per-node", "1", "--standby", "off", *options, self._script, self.done)
+        waits = f"node_timeout=5,{conf or 'last_call_timeout=20'}"
+        job = self._nodes(nnodes, *arguments, conf=waits, same_machine=False, prefix=_named(host))
         self._hosts[job.pid] = host
         return job
 
@@ -78,12 +76,10 @@ def _named(host: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def nodes(etcd_endpoint: str, ftlaunch: Launcher, tmp_path: Path) -> Nodes:
+def nodes(etcd_endpoint: str, ftlaunch: Launcher, tmp_path: Path) -> Named:
     if etcd_endpoint:
-        return Nodes(ftlaunch, "etcd", etcd_endpoint, tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
-    return Nodes(ftlaunch, "c10d", endpoint, tmp_path)
+        return Named(Nodes(ftlaunch, etcd_endpoint), tmp_path)
+    return Named(Nodes(ftlaunch, free_endpoint(), "c10d"), tmp_path)
 
 
 def up(job: Job, generation: int, size: int = 2) -> None:
@@ -91,7 +87,7 @@ def up(job: Job, generation: int, size: int = 2) -> None:
     wait_until(lambda: f" of {size} generation {generation}\n" in job.out, 30, f"generation {generation}: {job.err}")
 
 
-def pair(nodes: Nodes, *options: str, nnodes: str = "2", conf: str = "") -> tuple[Job, Job]:
+def pair(nodes: Named, *options: str, nnodes: str = "2", conf: str = "") -> tuple[Job, Job]:
     """Two agents at work; the first one leads and, without etcd, hosts the rendezvous."""
     first = nodes("node-a", *options, nnodes=nnodes, conf=conf)
     wait_until(lambda: first.events("job_started"), 20)
@@ -102,7 +98,7 @@ def pair(nodes: Nodes, *options: str, nnodes: str = "2", conf: str = "") -> tupl
 
 
 def test_a_spare_takes_the_place_and_the_excluded_node_stays_out_until_it_is_let_in_again(
-    nodes: Nodes, tmp_path: Path
+    nodes: Named, tmp_path: Path
 ) -> None:
     log = tmp_path / "termination-log"
     a, b = pair(nodes, "--termination-log", str(log))
@@ -141,7 +137,7 @@ def test_a_spare_takes_the_place_and_the_excluded_node_stays_out_until_it_is_let
     assert (a.wait(30), spare.wait(30), back.wait(30)) == (0, 0, 0)
 
 
-def test_the_world_shrinks_at_once_also_when_asked_on_the_node_itself(nodes: Nodes) -> None:
+def test_the_world_shrinks_at_once_also_when_asked_on_the_node_itself(nodes: Named) -> None:
     a, b = pair(nodes, nnodes="1:2")
     ctl = nodes.ctl(b)
     assert "the job goes on with 1 node" in ctl("exclude", "node-b", "--run", ctl.run)
@@ -151,7 +147,7 @@ def test_the_world_shrinks_at_once_also_when_asked_on_the_node_itself(nodes: Nod
     assert not a.events("node_excluded") and "node-b" in a.incidents()[0]["cause"]["reason"]
 
 
-def test_too_few_are_left_only_by_force_and_another_node_fills_the_gap(nodes: Nodes) -> None:
+def test_too_few_are_left_only_by_force_and_another_node_fills_the_gap(nodes: Named) -> None:
     a, b = pair(nodes, conf="join_timeout=60")
     ctl = nodes.ctl(a)
     refusal = ctl("exclude", "node-b", "--run", ctl.run, code=1)
@@ -165,7 +161,7 @@ def test_too_few_are_left_only_by_force_and_another_node_fills_the_gap(nodes: No
     up(replacement, 1)
 
 
-def test_who_waits_in_vain_is_told_what_is_missing(nodes: Nodes) -> None:
+def test_who_waits_in_vain_is_told_what_is_missing(nodes: Named) -> None:
     a, b = pair(nodes, conf="join_timeout=4")
     ctl = nodes.ctl(a)
     ctl("exclude", "node-b", "--force", "--run", ctl.run)
@@ -173,7 +169,7 @@ def test_who_waits_in_vain_is_told_what_is_missing(nodes: Nodes) -> None:
     assert "not agreed within 4 s on 2 to 2 nodes: 1 of 2 nodes are there; excluded: node-b-" in a.err
 
 
-def test_an_excluded_spare_goes_and_disturbs_nobody(nodes: Nodes) -> None:
+def test_an_excluded_spare_goes_and_disturbs_nobody(nodes: Named) -> None:
     a, _ = pair(nodes)
     spare = nodes("node-c")
     wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
@@ -183,7 +179,7 @@ def test_an_excluded_spare_goes_and_disturbs_nobody(nodes: Nodes) -> None:
     assert not a.events("failure_detected")
 
 
-def test_names_that_mean_nobody_or_several(nodes: Nodes) -> None:
+def test_names_that_mean_nobody_or_several(nodes: Named) -> None:
     several = "--allow-multiple-agents-per-node"
     a = nodes("node-a", several)
     wait_until(lambda: a.events("job_started"), 20)
@@ -204,7 +200,7 @@ def test_names_that_mean_nobody_or_several(nodes: Nodes) -> None:
     assert "none is" in ctl("exclude", "--undo", one, "--run", ctl.run, code=1)
 
 
-def test_the_leader_can_be_excluded_but_not_the_host_of_the_rendezvous(nodes: Nodes) -> None:
+def test_the_leader_can_be_excluded_but_not_the_host_of_the_rendezvous(nodes: Named) -> None:
     a, b = pair(nodes, nnodes="1:2")
     ctl = nodes.ctl(b)
     if nodes.backend == "c10d":
@@ -216,7 +212,7 @@ def test_the_leader_can_be_excluded_but_not_the_host_of_the_rendezvous(nodes: No
     wait_until(lambda: " of 1 generation 1\n" in b.out, 15, b.err)
 
 
-def test_the_rendezvous_remembers_when_agents_have_gone(nodes: Nodes) -> None:
+def test_the_rendezvous_remembers_when_agents_have_gone(nodes: Named) -> None:
     options: dict[str, Any] = {"nnodes": "2:3", "conf": "last_call_timeout=1"}
     a, b = pair(nodes, **options)
     c = nodes("node-c", **options)
@@ -236,7 +232,7 @@ def test_the_rendezvous_remembers_when_agents_have_gone(nodes: Nodes) -> None:
     assert "this node is left out" in refused.err
 
 
-def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Nodes) -> None:
+def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Named) -> None:
     a, b = pair(nodes)
     spare = nodes("node-c")
     wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
@@ -249,7 +245,7 @@ def test_stop_ends_all_nodes_in_order_and_no_spare_takes_over(nodes: Nodes) -> N
     assert re.search("stopped with ftctl( on node-b)?: the queue closes", b.err)
 
 
-def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: Nodes) -> None:
+def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: Named) -> None:
     """The job is over: nobody could go on without it, so the end of its lease ends no rank."""
     if nodes.backend != "c10d":
         pytest.skip("etcd stays")
@@ -261,7 +257,7 @@ def test_a_stopped_node_saves_on_when_the_meeting_point_is_gone_already(nodes: N
     assert b.wait(30) == 143 and "saved" in b.out
 
 
-def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Nodes) -> None:
+def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Named) -> None:
     a, b = pair(nodes, nnodes="1:2", conf="last_call_timeout=5")
     ctl = nodes.ctl(b)
     assert "stopping\n" in ctl("stop", "--this-node", "--run", ctl.run)
@@ -269,7 +265,7 @@ def test_stop_of_one_node_leaves_the_job_to_the_others(nodes: Nodes) -> None:
     up(a, 1, 1)
 
 
-def test_stop_reaches_also_a_node_that_could_not_be_asked(nodes: Nodes) -> None:
+def test_stop_reaches_also_a_node_that_could_not_be_asked(nodes: Named) -> None:
     a, b = pair(nodes)
     ctl = nodes.ctl(a)
     b.signal(signal.SIGSTOP)
@@ -282,7 +278,7 @@ def test_stop_reaches_also_a_node_that_could_not_be_asked(nodes: Nodes) -> None:
     assert "saved" in b.out, b.err
 
 
-def test_stop_asked_of_a_spare_stops_the_job(nodes: Nodes) -> None:
+def test_stop_asked_of_a_spare_stops_the_job(nodes: Named) -> None:
     a, b = pair(nodes)
     spare = nodes("node-c")
     wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
@@ -292,7 +288,7 @@ def test_stop_asked_of_a_spare_stops_the_job(nodes: Nodes) -> None:
     assert "saved" in a.out and "saved" in b.out
 
 
-def test_stop_of_a_node_that_has_lost_the_others_ends_soon(nodes: Nodes) -> None:
+def test_stop_of_a_node_that_has_lost_the_others_ends_soon(nodes: Named) -> None:
     a, b = pair(nodes)
     ctl = nodes.ctl(a)
     # Without etcd this one takes the rendezvous with it.
