@@ -13,6 +13,7 @@ from ftlaunch.launcher.host import proctree
 
 WINDOW_S = 15.0
 _LEAST_WINDOWS = 8
+_OF_A_CHILD = 4
 ALLOWED = {"descriptors": 8.0, "threads": 3.0, "PSS in MiB": 8.0, "keys in etcd": 12.0}
 """By how much each may grow between the first half of a life and the second."""
 _SHOWN = 5
@@ -80,15 +81,20 @@ class Gauges:
         self.samples.setdefault((whose, what), []).append((at, value))
 
     def add_process(self, whose: str, pid: int, at: float) -> None:
-        """A process's descriptors, threads and memory; nothing if it is gone."""
+        """A process's descriptors, threads and memory; nothing if it is gone.
+
+        Each child may have four descriptors, a standby's pidfd, socket and pipes, which do not count: how many
+        standbys there are depends on how long ago the last fault was.
+        """
         try:
-            descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+            children = len(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
+            descriptors = len(os.listdir(f"/proc/{pid}/fd")) - _OF_A_CHILD * children
             threads = len(os.listdir(f"/proc/{pid}/task"))
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
         except OSError:
             return
         pss = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
-        if descriptors and pss:
+        if pss:
             self.add(whose, "descriptors", at, descriptors)
             self.add(whose, "threads", at, threads)
             self.add(whose, "PSS in MiB", at, int(pss[0]) / 1024)
