@@ -25,7 +25,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Job:
-    """All that is known. The numbers are those of ``main``: the node that was there for most generations."""
+    """All that is known. The numbers are those of ``main``: a node that saw the job's end, if one did, and of those the
+    one that was there for most generations."""
 
     nodes: tuple[Node, ...]
     main: Node
@@ -57,7 +58,8 @@ class Job:
 def put_together(histories: Sequence[History]) -> Job:
     """``histories``: at least one, in any order."""
     ordered = sorted(histories, key=_place)
-    main = max(ordered, key=lambda history: len([item for item in history.generations if item.started_at is not None]))
+    end = max(map(_last, ordered))
+    main = max(ordered, key=lambda history: (history.finished and _last(history) == end, _started(history)))
     main = _with_first_causes(_with_drills(main, ordered), ordered)
     nodes = tuple(
         Node(history, account(history), _offset(main, history))
@@ -73,6 +75,14 @@ def parse_time(text: str) -> datetime | None:
         return datetime.fromisoformat(re.sub("Z$", "+00:00", text))
     except ValueError:
         return None
+
+
+def _last(history: History) -> int:
+    return max((item.number for item in history.generations), default=-1)
+
+
+def _started(history: History) -> int:
+    return sum(item.started_at is not None for item in history.generations)
 
 
 def _place(history: History) -> tuple[int, str, str]:

@@ -164,6 +164,35 @@ def test_several_nodes_make_one_report(tmp_path: Path) -> None:
     assert "rank 3 on host1" in text and "2-3" in text
 
 
+def test_the_records_of_a_killed_agent_are_not_the_whole_story(tmp_path: Path) -> None:
+    runs = []
+    for node in range(2):
+        log = EventLogWriter(nodes=2, group_rank=node)
+        log.write("job_started")
+        log.start(0)
+        log.train(0, 1, 50, 0.5)
+        if node == 1:
+            log.fail(0, Fault(50, kind="lease", reason="node host0 is lost", local_rank=None), restart=False)
+            log.finish(0, code=143)
+        runs.append(write_run(tmp_path / f"n{node}", log.events, {"host": f"host{node}", "finished": node == 1}))
+    job = put_together([read_history(run) for run in runs])
+    assert (job.history.host, job.history.exit_code, list(job.history.incidents)) == ("host1", 143, [0])
+    assert [node.history.host for node in job.nodes] == ["host0", "host1"]
+
+
+def test_a_node_that_left_early_tells_less_than_those_that_went_on(tmp_path: Path) -> None:
+    left, stayed = EventLogWriter(nodes=2, group_rank=0), EventLogWriter(nodes=2, group_rank=1)
+    for log in (left, stayed):
+        log.write("job_started")
+        log.start(0)
+        log.train(0, 1, 50, 0.5)
+    left.finish(0, code=75)
+    stayed.fail(0, Fault(50))
+    stayed.launch(1, 0.02)
+    runs = [write_run(tmp_path / name, log.events, {"host": name}) for name, log in (("a", left), ("b", stayed))]
+    assert put_together([read_history(run) for run in runs]).history.host == "b"
+
+
 def diagnosed(generation: int, rank: int) -> dict[str, object]:
     told = {"kind": "out_of_memory", "reason": "was OOM-killed by the kernel", "confidence": "likely"}
     return {"event": "diagnosed", "generation": generation, "rank": rank, "hint": "a smaller batch", **told}
