@@ -148,16 +148,19 @@ class Desk:
         if len(members) > 1:
             asked = Question(state.generation, _STOP, f"{os.uname().nodename}{_reason(request)}")
             answers = await self._office.peers.ask(asked, _STOP_LIMIT_S)
-        agent.post(ev.StopRequested(state.generation, reason, everywhere=everywhere))
+        # The job is meant, whatever generation it has reached while the others were asked.
+        generation = agent.state.generation
+        agent.post(ev.StopRequested(generation, reason, everywhere=everywhere))
         told = 1 + (len(answers.said) if answers is not None else 0)
-        answer = {"generation": state.generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
+        answer = {"generation": generation, "reason": reason, "exit_code": int(ExitCode.TERMINATED)}
         # A spare, or a node that is still to join, does not know how many there are.
         silent = None if everywhere and not members else max(0, len(members) - told)
         return {**answer, "nodes": told, "silent": silent}
 
     async def _stop_too(self, question: Question) -> Mapping[str, Any]:
         reason = f"stopped with ftctl on {_one_line(question.detail) or 'another node'}"
-        self._office.agent.post(ev.StopRequested(question.generation, reason, everywhere=True))
+        agent = self._office.agent
+        agent.post(ev.StopRequested(agent.state.generation, reason, everywhere=True))
         return {}
 
     async def exclude(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from ftlaunch.launcher.decision.state import Ending, Phase, State
 from ftlaunch.launcher.hearing.peers import Peers
 from ftlaunch.launcher.journal.incident import Diagnosed, FailureCause, Incident
 from ftlaunch.launcher.views.present import describe_cause, describe_limit
-from ftlaunch.rendezvous.interface import ExclusionAnswer, ExclusionWish, Outcome
+from ftlaunch.rendezvous.interface import Answers, ExclusionAnswer, ExclusionWish, Member, Outcome, Question
 from support import control_stand_in as stand_in
 
 
@@ -129,6 +129,30 @@ def test_stop_is_refused_when_the_job_ends_already() -> None:
         with pytest.raises(RequestError, match="ending already"):
             request(desk, "stop")
         assert not played.stops
+
+
+def test_stop_ends_the_generation_that_began_while_the_others_were_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(stand_in.world(2), members=(Member("a", "a", 0, 2), Member("b", "b", 0, 2)))
+    desk, agent, played = make_desk(stand_in.state(2, world=two))
+
+    async def ask(peers: Peers, question: Question, limit_s: float) -> Answers:
+        assert question.generation == 2
+        agent.state = stand_in.state(2, generation=3, world=replace(two, generation=3))
+        return Answers({}, ("b",))
+
+    monkeypatch.setattr(Peers, "ask", ask)
+    config = desk._office.config
+    desk._office = replace(desk._office, config=replace(config, rendezvous=replace(config.rendezvous, max_nodes=2)))
+    answer = request(desk, "stop")
+    assert (answer["generation"], answer["silent"]) == (3, 1)
+    assert [(stop.generation, stop.manner) for stop in played.stops] == [(3, Manner.POLITE)]
+
+
+def test_stop_asked_for_on_another_node_ends_whatever_generation_runs_by_now() -> None:
+    desk, agent, played = make_desk(stand_in.state(2))
+    asyncio.run(desk._office.peers.answer(Question(1, "stop", "node-b: enough")))
+    assert [stop.manner for stop in played.stops] == [Manner.POLITE]
+    assert agent.state.ending is not None and agent.state.ending.reason == "stopped with ftctl on node-b: enough"
 
 
 def test_exclude_goes_to_the_rendezvous_and_into_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
