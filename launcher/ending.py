@@ -102,6 +102,7 @@ class Ending:
                 logs=str(self.place.layout.generation_dir(incident.generation) or ""),
                 records=str(run.path) if run is not None else "",
                 diagnosis=incident.diagnosis,
+                as_torchrun=self.config.torchrun_exit_codes,
                 hints=[incident.diagnosis.hint] if incident.diagnosis is not None else [],
             )
         )

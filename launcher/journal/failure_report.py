@@ -40,6 +40,8 @@ class FailureReport:
     records: str = ""
     hints: Sequence[str] = ()
     diagnosis: Diagnosed | None = None
+    as_torchrun: bool = False
+    """``--torchrun-exit-codes``"""
 
 
 def render(report: FailureReport) -> str:
@@ -55,13 +57,22 @@ def render(report: FailureReport) -> str:
     return "\n".join(lines)
 
 
-def explain_exit_code(code: int, cause: FailureCause) -> str:
-    """What the launcher's own exit code means, in a few words."""
+def explain_exit_code(code: int, cause: FailureCause, as_torchrun: bool = False) -> str:
+    """What the launcher's own exit code means, in a few words; ``as_torchrun``: it is 1 whatever failed."""
     if cause.exit_code is not None and cause.rank is not None and code == from_wait_status(cause.exit_code):
         if cause.exit_code < 0:
             return f"128 + {-cause.exit_code}, because rank {cause.rank} was ended by {signal_name(-cause.exit_code)}"
         return f"the code that rank {cause.rank} ended with"
+    if as_torchrun:
+        return "as torchrun (--torchrun-exit-codes)" + _own_end(cause.exit_code)
     return _OWN_CODES.get(code, "the failed rank's code is not known" if code == 1 else "the job's code")
+
+
+def _own_end(exit_code: int | None) -> str:
+    if exit_code is None:
+        return ""
+    how = f"was killed by {signal_name(-exit_code)}" if exit_code < 0 else f"ended with {exit_code}"
+    return f"; the failed rank {how}"
 
 
 _OWN_CODES = {
@@ -179,12 +190,13 @@ def _capped(ranks: Iterable[int]) -> str:
 
 
 def _ending(report: FailureReport) -> list[str]:
+    code = explain_exit_code(report.exit_code, report.cause, report.as_torchrun)
     rows = [
         ("why it ends", clean(report.exit_reason)),
         *(("hint", clean(hint)) for hint in report.hints),
         ("logs", report.logs),
         ("records", report.records),
-        ("exit code", f"{report.exit_code}: {explain_exit_code(report.exit_code, report.cause)}"),
+        ("exit code", f"{report.exit_code}: {code}"),
     ]
     return [f"{name:<12}: {value}" for name, value in rows if value]
 

@@ -120,7 +120,9 @@ elif {code}: signal.pause()
 
 
 def test_torchrun_exit_codes_on_request(ftlaunch: Launcher, script: Script) -> None:
-    assert ftlaunch("--torchrun-exit-codes", "--max-restarts", "0", script("sys.exit(7)")).wait() == 1
+    job = ftlaunch("--torchrun-exit-codes", "--max-restarts", "0", script("sys.exit(7)"))
+    assert job.wait() == 1
+    assert "exit code   : 1: as torchrun (--torchrun-exit-codes); the failed rank ended with 7" in job.err
 
 
 def test_report_is_the_last_thing_and_names_the_first_failed_rank(ftlaunch: Launcher, script: Script) -> None:

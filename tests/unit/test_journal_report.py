@@ -129,6 +129,19 @@ def test_the_exit_code_is_explained(code: int, cause: FailureCause, meaning: str
     assert meaning in explain_exit_code(code, cause)
 
 
+@pytest.mark.parametrize(
+    ("cause", "meaning"),
+    [
+        (replace(RAISED, exit_code=3), "as torchrun (--torchrun-exit-codes); the failed rank ended with 3"),
+        (KILLED, "as torchrun (--torchrun-exit-codes); the failed rank was killed by SIGKILL"),
+        (FailureCause("peer", "node-c left", host="node-a"), "as torchrun (--torchrun-exit-codes)"),
+        (RAISED, "the code that rank 3 ended with"),
+    ],
+)
+def test_torchruns_exit_code_is_explained(cause: FailureCause, meaning: str) -> None:
+    assert f"exit code   : 1: {meaning}\n" in render(report(cause, exit_code=1, as_torchrun=True))
+
+
 def test_codes_are_described() -> None:
     assert describe_code(3) == "exit code 3"
     assert describe_code(-11) == "killed by SIGSEGV (signal 11)"
