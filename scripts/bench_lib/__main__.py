@@ -33,13 +33,16 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the samples that are in the output already")
     parser.add_argument("--revision", default="", help="commit of ftlaunch to measure (default: the tree as it is)")
     parser.add_argument("--backoff-scale", type=float, default=0.1, help="for container restarts in h (default 0.1)")
-    parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results.json")
-    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "bench.svg")
+    parser.add_argument("--output", type=Path, help="default bench/results.json, with --quick .bench/quick.json")
+    parser.add_argument("--picture", type=Path, help="default docs/bench.svg, with --quick .bench/quick.svg")
     parser.add_argument("--report", action="store_true", help="measure nothing: tables and pictures of the output")
     args = parser.parse_args(argv)
     unknown = set(args.only) - set(letters)
     if unknown:
         parser.error(f"--only: no item {', '.join(sorted(unknown))}; there are {letters}")
+    quick = ROOT / ".bench" / "quick.json"
+    args.output = args.output or (quick if args.quick else ROOT / "bench" / "results.json")
+    args.picture = args.picture or (quick.with_suffix(".svg") if args.quick else ROOT / "docs" / "bench.svg")
     return args
 
 

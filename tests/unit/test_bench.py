@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,16 @@ def test_the_time_it_takes_is_told_before() -> None:
     assert estimate(items, parse_args([])) == "about 3 minutes (a 2.0, b 1.0)"
     assert estimate(items, parse_args(["--quick"])) == "about 2 minutes (a 0.5, b 1.0)"
     assert estimate(items, parse_args(["--repeat", "10"])) == "about 15 minutes (a 5.0, b 10.0)"
+
+
+def test_a_quick_bench_leaves_the_results_alone() -> None:
+    def files(*arguments: str) -> list[str]:
+        args = parse_args(arguments)
+        return [os.path.relpath(path, contenders.ROOT) for path in (args.output, args.picture)]
+
+    assert files() == ["bench/results.json", "docs/bench.svg"]
+    assert files("--quick") == [".bench/quick.json", ".bench/quick.svg"]
+    assert files("--quick", "--output", "bench/a.json", "--picture", "docs/a.svg") == ["bench/a.json", "docs/a.svg"]
 
 
 def test_phases_on_two_nodes_count_from_the_fault_to_the_last_agent(tmp_path: Path) -> None:
