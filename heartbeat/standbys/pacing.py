@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from time import process_time
 
 from ftlaunch.heartbeat import hooks
@@ -36,20 +35,15 @@ class Pacer:
         self._pause = pause
         self._denied = denied
         self._share = 1.0
-        self._cpus = os.sched_getaffinity(0)
         self._mark = process_time()
 
     def slow_down(self, pace: dict[str, Any]) -> None:
-        """From now on use this share of a core, on these CPUs."""
+        """From now on use this share of a core.
+
+        By pauses alone: bound to fewer CPUs, a library that is loaded meanwhile would start too few threads for ever.
+        """
         share = pace.get("share", 1.0)
         self._share = min(1.0, max(0.01, share)) if isinstance(share, (int, float)) else 1.0
-        if pace.get("cpus"):
-            self._bind(pace["cpus"])
-
-    def stop(self) -> None:
-        """There is nothing left to import: full speed, all CPUs."""
-        self._share = 1.0
-        self._bind(self._cpus)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -72,11 +66,3 @@ class Pacer:
         """The modules being imported do what none may do in a standby."""
         if not self.offence:
             self.offence, self.offenders = offence, idle.importing()
-
-    @staticmethod
-    def _bind(cpus: Any) -> None:
-        try:
-            os.sched_setaffinity(0, cpus)
-        except (OSError, ValueError, TypeError):
-            # Another cpuset by now: not worth a word, the CPUs of the cpuset are what we get.
-            return

@@ -2,9 +2,9 @@
 
 Talks JSON frames (:mod:`.frames`) with the agent over the descriptor ``FTLAUNCH_STANDBY_FD``, in this order:
 
-* agent: ``{"preload": [names], "environment": {name: value or null}, "pace": {"share": 0.2, "cpus": [3]},
+* agent: ``{"preload": [names], "environment": {name: value or null}, "pace": {"share": 0.2},
   "exclude": [names], "cuda": false}``, once. ``environment`` is what the script changes before its imports;
-  ``share`` of a core that importing may use; ``cpus`` to stay on meanwhile.
+  ``share`` of a core that importing may use.
 * standby: ``{"ready": number of modules, "failed": {name: why}}``; ``"cuda"`` says why there is no CUDA context where
   one was asked for. With ``"unfit": why`` it wants to be ended: one of the modules did something at import that a rank
   must not inherit. The modules in ``"exclude"``, named in ``failed`` as well, the outermost importer last, have to be
@@ -250,14 +250,14 @@ def _prepare(channel: Channel, warm: WarmStart) -> tuple[dict[str, Any], Assumed
     preloader.run()
     sys.meta_path.remove(pacer)
     pacer.on_import = pacing.nothing
+    # Before anything starts threads, which would inherit them.
+    warm.cpus.chill()
     seen, warm.environment_writes = environ.end()
     environ.__class__ = plain
-    pacer.stop()
     report: dict[str, Any] = {"ready": preloader.loaded, "failed": preloader.failed}
     if preloader.unfit:
         report.update(unfit=preloader.unfit, exclude=preloader.culprits)
     elif request.get("cuda"):
-        # Not before the pacer has stopped: the driver's threads inherit the CPUs of this one.
         report["cuda"] = cuda_context.create()
     channel.send(report)
     order = channel.receive()["go"]

@@ -1,9 +1,10 @@
 """Lets a process that has imported a lot look as if it had imported nothing, until the script imports something.
 
 Before a standby becomes a rank, its preloaded modules are taken out of ``sys.modules`` and what their imports changed
-(warning filters, hooks, import paths, limits) is put back. With the script's first import of any of them, provided that
-the script's ``sys.path`` finds the same file, they are put in place again, in no time: those of the standard library
-with the first of these, and all others, with the changes that came with them, with the first of the others.
+(warning filters, hooks, import paths, limits, CPUs) is put back. With the script's first import of any of them,
+provided that the script's ``sys.path`` finds the same file, they are put in place again, in no time: those of the
+standard library with the first of these, and all others, with the changes that came with them, with the first of the
+others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 
 from ftlaunch.heartbeat.client import CLIENT
+from ftlaunch.heartbeat.harmless import Harmless
 from ftlaunch.heartbeat.hooks import find_behind
 from ftlaunch.heartbeat.installed import is_standard
 
@@ -92,6 +94,12 @@ def _write_filters(wanted: list[Any]) -> None:
         if mutated is not None:
             mutated()
             return
+
+
+def _bind(cpus: set[int]) -> None:
+    # Refused with another cpuset by now: what is left is what we get.
+    with Harmless():
+        os.sched_setaffinity(0, cpus)
 
 
 class Environ(os._Environ):  # type: ignore[type-arg]
@@ -173,6 +181,8 @@ class WarmStart:
 
     def __init__(self) -> None:
         self.settings = _settings()
+        self.cpus = Setting(lambda: os.sched_getaffinity(0), _bind)
+        """Chilled by the standby, directly after its imports: later others may have changed them."""
         self.environment_writes: dict[str, tuple[str | None, bool]] = {}
         self._known = frozenset(sys.modules)
         __import__("runpy")
@@ -221,7 +231,7 @@ class WarmStart:
         if not everything or self not in sys.meta_path:
             return
         sys.meta_path.remove(self)
-        for setting in self.settings:
+        for setting in (*self.settings, self.cpus):
             setting.thaw()
         replay(self.environment_writes)
         if CLIENT.hooked:

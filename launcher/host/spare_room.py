@@ -17,23 +17,22 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast standbys may import: a share of a core each, on these CPUs (empty: any), this many at once."""
+    """How fast standbys may import: a share of a core each, this many at once."""
 
     share: float
-    cpus: tuple[int, ...]
     at_once: int
 
 
-def choose_pace(ranks: int, usable: frozenset[int] | None = None) -> Pace:
-    """Full speed on CPUs that no rank needs; a quarter of a core, one after the other, when there is none.
+def choose_pace(ranks: int, usable: int | None = None) -> Pace:
+    """Full speed where there are more CPUs than ranks; else a quarter of a core, one after the other.
+
+    Bound to no CPU: libraries choose the number of their threads by the affinity when they are loaded (sched(7)), once
+    for all, and a rank would keep too few.
 
     Neither niceness nor SCHED_IDLE, because an unprivileged process cannot take them back (setpriority(2)).
     """
-    cpus = sorted(os.sched_getaffinity(0) if usable is None else usable)
-    spare = len(cpus) - ranks
-    if spare <= 0:
-        return Pace(BUSY_SHARE, (), 1)
-    return Pace(1.0, tuple(cpus[-spare:]), min(ranks, spare))
+    spare = (len(os.sched_getaffinity(0)) if usable is None else usable) - ranks
+    return Pace(1.0, min(ranks, spare)) if spare > 0 else Pace(BUSY_SHARE, 1)
 
 
 def available_bytes() -> int:

@@ -186,7 +186,7 @@ class StandbyPool:
         request = {
             "preload": list(lesson.names),
             "environment": dict(lesson.environment),
-            "pace": {"share": pace.share, "cpus": list(pace.cpus)},
+            "pace": {"share": pace.share},
             "exclude": sorted(self._excluded),
             "cuda": self._config.cuda,
         }

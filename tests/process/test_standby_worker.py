@@ -43,8 +43,10 @@ def packages(tmp_path: Path) -> Path:
         "soft, hard = resource.getrlimit(resource.RLIMIT_CORE)\nresource.setrlimit(resource.RLIMIT_CORE, (0, hard))\n"
         "os.chdir('/')\nsys.path.append('/from/limits')\nsys.excepthook = print\n",
         "slow": "import time\nend = time.process_time() + 0.15\n"
-        "while time.process_time() < end: pass\nfrom slow_inner import x\n",
+        "while time.process_time() < end: pass\nopen(__file__ + '.done', 'w').close()\nfrom slow_inner import x\n",
         "slow_inner": "x = 1\n",
+        "counts": "import os\ncpus = sorted(os.sched_getaffinity(0))\n",
+        "binds": "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n",
     }
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
@@ -239,26 +241,36 @@ def test_limits_folder_and_hooks_are_put_back(agent: ranks.Agent, packages: Path
     assert warm == agent.run("script", "train.py", cwd=tmp_path, PYTHONPATH=str(packages))
 
 
-def test_order_during_the_preload_is_carried_out_after_it_on_all_cpus(
-    agent: ranks.Agent, packages: Path, tmp_path: Path
-) -> None:
+def test_order_during_the_preload_is_carried_out_after_it(agent: ranks.Agent, packages: Path, tmp_path: Path) -> None:
     """The agent gives none then; but what is said is not lost, and does not wait for any more pauses.
 
     With a share of 1 %, 0.15 s of CPU mean a pause of 1 s at the next import: there the order comes.
     """
-    cpu = min(os.sched_getaffinity(0))
     with ranks.standby(agent, PYTHONPATH=str(packages)) as standby:
-        standby.send(
-            {"preload": ["slow", "good", "json"], "pace": {"share": 0.01, "cpus": [cpu]}, "environment": {"L": "1"}}
-        )
-        wait_until(lambda: procfs.state(standby.process.pid) == "S" and confined(standby.process.pid, cpu))
-        script = (
-            "import os, sys\nprint(sorted(os.sched_getaffinity(0)))\nimport slow, good\nprint(slow.x, good.loads)\n"
-        )
+        standby.send({"preload": ["slow", "good", "json"], "pace": {"share": 0.01}, "environment": {"L": "1"}})
+        imported = packages / "slow.py.done"
+        wait_until(lambda: imported.exists() and procfs.state(standby.process.pid) == "S")
+        script = "import slow, good\nprint(slow.x, good.loads)\n"
         done = release(agent, standby, tmp_path, script, PYTHONPATH=str(packages))
-    assert done.code == 0, done.err
-    assert done.out.splitlines()[0] == str(sorted(os.sched_getaffinity(0)))
-    assert done.out.splitlines()[1] == "1 []"
+    assert (done.code, done.out) == (0, "1 []\n"), done.err
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_modules_see_the_cpus_of_a_cold_start_and_what_one_makes_of_them_comes_with_its_import(
+    agent: ranks.Agent, packages: Path, tmp_path: Path, share: float
+) -> None:
+    """The number of threads of OpenMP and BLAS is decided when their library is loaded."""
+    path = {"PYTHONPATH": str(packages)}
+    script = "import os\ndef cpus(): return sorted(os.sched_getaffinity(0))\n"
+    script += "print(cpus())\nimport counts\nprint(counts.cpus)\nimport binds\nprint(cpus())\n"
+    (tmp_path / "train.py").write_text(script)
+    with ranks.standby(agent, **path) as standby:
+        assert standby.preload("counts", "binds", pace={"share": share}) == {"ready": 2, "failed": {}}
+        warm = release(agent, standby, tmp_path, script, **path)
+    cold = agent.run("script", "train.py", cwd=tmp_path, **path)
+    everywhere = sorted(os.sched_getaffinity(0))
+    assert cold.out.splitlines() == [str(everywhere), str(everywhere), str(everywhere[:1])]
+    assert warm == cold
 
 
 @pytest.mark.parametrize("name", ["slow", "slow_and_unfit"])
@@ -281,10 +293,6 @@ def test_order_that_comes_during_an_import_is_never_lost(
             standby.go("script", "train.py", "x", cwd=tmp_path, **path)
         done = ranks.finish(standby.process)
     assert (done.code, done.out) == (3, "ran ['x']\n"), done.err
-
-
-def confined(pid: int, cpu: int) -> bool:
-    return os.sched_getaffinity(pid) == {cpu}
 
 
 @pytest.mark.skipif(bool(ctypes.util.find_library("cuda")), reason="there is a CUDA driver: see test_cuda_job.py")
