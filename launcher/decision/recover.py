@@ -24,7 +24,7 @@ from ftlaunch.launcher.decision.actions import (
 from ftlaunch.launcher.decision.generations import GenerationRecord
 from ftlaunch.launcher.decision.policy import Verdict
 from ftlaunch.launcher.decision.resume_point import resume_path, resume_step
-from ftlaunch.launcher.decision.state import Ending, Judge, Phase, Recovery, State, WorkerState
+from ftlaunch.launcher.decision.state import Ending, Judge, Origin, Phase, Recovery, State, WorkerState
 from ftlaunch.launcher.exit_codes import from_wait_status
 from ftlaunch.rendezvous.interface import Joining, Outcome, World
 
@@ -63,7 +63,7 @@ def reattribute(state: State, failure: ev.Failure, now: float, judge: Judge) -> 
     said = _said("cause_corrected", failure)
     if verdict.restart and state.recovery is not None:
         return state, (said, Conclude(failure, True, verdict.reason))
-    if verdict.restart and state.ending is not None and state.ending.outcome is not Outcome.FAILED:
+    if verdict.restart and state.ending is not None and state.ending.origin is not Origin.JUDGED:
         # Somebody asked the job to end meanwhile.
         return state, (said,)
     state, actions = _adopt(replace(state, ending=None), failure, verdict, now)
@@ -79,7 +79,7 @@ def _adopt(state: State, failure: ev.Failure, verdict: Verdict, now: float) -> S
     """Do what the verdict says: end, or begin to recover."""
     conclude = Conclude(failure, verdict.restart, verdict.reason)
     if not verdict.restart:
-        ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason)
+        ending = Ending(Outcome.FAILED, verdict.exit_code, verdict.reason, origin=Origin.JUDGED)
         return replace(state, ending=ending, recovery=None), (conclude,)
     recovery = Recovery(not_before=now + verdict.delay_s, delayed=verdict.delay_s > 0, counts=verdict.counts)
     join = () if state.joins_late else (join_next(state, recovery),)

@@ -68,6 +68,17 @@ class Recovery:
     delayed: bool = False
 
 
+class Origin(enum.Enum):
+    """Where an ending comes from."""
+
+    HERE = "here"
+    """Asked for on this node, or its ranks have finished."""
+    JUDGED = "judged"
+    """The restart policy's verdict, which another cause may turn."""
+    CLOSED = "closed"
+    """The job is closed for all nodes already."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """The job (or this agent's part in it) is to end; ``exit_code`` ``None`` means: the first failed rank's own."""
@@ -77,6 +88,12 @@ class Ending:
     reason: str
     clean_exit_code: int | None = None
     """Taken instead when all ranks ended with 0 while they were being stopped."""
+    origin: Origin = Origin.HERE
+
+    @property
+    def of_the_job(self) -> bool:
+        """Whether the whole job ends with it, not this node's part alone."""
+        return self.outcome is Outcome.FAILED or self.origin is Origin.CLOSED
 
 
 @dataclass(frozen=True)

@@ -293,6 +293,46 @@ def test_stop_closes_the_job_only_where_all_nodes_are_meant(everywhere: bool, ou
     assert (leave.outcome, leave.exit_code) == (outcome, 143)
 
 
+STOP_HERE = ev.StopRequested(0, "here", everywhere=True)
+STOP_THERE = ev.StopRequested(0, "there", everywhere=True)
+PART = ev.StopRequested(0, "this node")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason", "outcome"),
+    [
+        (STOP_HERE, STOP_THERE, "here", Outcome.FAILED),
+        (STOP_HERE, rdzv.Closed(143, "there"), "here", Outcome.FAILED),
+        (rdzv.Closed(143, "there"), STOP_HERE, "there", Outcome.LEFT),
+        (rdzv.Closed(76, "no progress"), STOP_HERE, "no progress", Outcome.LEFT),
+        (STOP_HERE, PART, "here", Outcome.FAILED),
+        (ev.SignalReceived(15), PART, "received SIGTERM", Outcome.LEFT),
+        # These are more than what was first.
+        (PART, STOP_HERE, "here", Outcome.FAILED),
+        (ev.SignalReceived(15), STOP_HERE, "here", Outcome.FAILED),
+        (STOP_HERE, rdzv.Closed(76, "no progress"), "no progress", Outcome.LEFT),
+    ],
+)
+def test_first_ending_counts_and_is_said_once(first: ev.Event, second: ev.Event, reason: str, outcome: Outcome) -> None:
+    begun = tell(running(), first)
+    decision = tell(begun.state, second)
+    leave = the(do.Leave, tell(decision.state, ev.WorkersGone(0)))
+    assert (leave.reason, leave.outcome) == (reason, outcome)
+    assert none(do.Record, decision) is (begun.state.ending is not None and begun.state.ending.reason == reason)
+
+
+def test_second_sigint_hurries_a_stop_that_was_asked_for() -> None:
+    decision = tell(running(), ev.SignalReceived(2), PART, ev.SignalReceived(2))
+    assert decision.state.manner is Manner.NOW
+
+
+@pytest.mark.parametrize(("before", "after"), [(always, always), (never, always)])
+def test_job_that_was_stopped_does_not_go_on_because_of_another_cause(before: Any, after: Any) -> None:
+    failing = tell(running(), ev.WorkerFailing(0, 1, WORDS), judge=before)
+    decision = tell(failing.state, STOP_HERE, exited(0, -9), ev.WorkersGone(0), judge=after)
+    assert the(do.Leave, decision).outcome is Outcome.FAILED and none(do.Join, decision)
+
+
 def test_excluded_node_stops_its_ranks_as_after_a_failure_and_leaves_the_job_open() -> None:
     decision = tell(running(), rdzv.Excluded("left out: hot"), ev.WorkersGone(0))
     assert the(do.StopWorkers, decision).manner is Manner.FAILED

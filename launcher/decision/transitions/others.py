@@ -7,7 +7,7 @@ from dataclasses import replace
 from ftlaunch.launcher.decision import events as ev
 from ftlaunch.launcher.decision.actions import Action, Exit, Manner, Record, StopWorkers
 from ftlaunch.launcher.decision.recover import fail, forgo, is_agreed
-from ftlaunch.launcher.decision.state import Ending, Judge, Phase, State
+from ftlaunch.launcher.decision.state import Ending, Judge, Origin, Phase, State
 from ftlaunch.launcher.decision.table import ALIVE, CLEARING, EVERYWHERE, Decision, decided, end, ignore, on
 from ftlaunch.launcher.exit_codes import ExitCode, signal_name
 from ftlaunch.rendezvous import interface as rdzv
@@ -82,8 +82,11 @@ def _lease_lost_while_stopping(state: State, event: rdzv.LeaseLost, now: float, 
 @on(rdzv.Closed, Phase.JOINING, *ALIVE, *CLEARING)
 def _closed(state: State, event: rdzv.Closed, now: float, judge: Judge) -> Decision:
     # Who stops a job in order lets its ranks save, on every node.
-    manner = Manner.POLITE if event.exit_code == ExitCode.TERMINATED else Manner.NOW
-    return end(state, Ending(Outcome.LEFT, event.exit_code, event.reason), manner)
+    polite, ending = event.exit_code == ExitCode.TERMINATED, state.ending
+    if polite and ending is not None and ending.of_the_job and ending.exit_code == event.exit_code:
+        return ignore(state, "closed as was asked for here")
+    manner = Manner.POLITE if polite else Manner.NOW
+    return end(state, Ending(Outcome.LEFT, event.exit_code, event.reason, origin=Origin.CLOSED), manner)
 
 
 @on(rdzv.Closed, Phase.LEAVING, Phase.DONE)
@@ -116,6 +119,11 @@ def _stop_requested(state: State, event: ev.StopRequested, now: float, judge: Ju
     by_script = event.local_rank is not None
     code = ExitCode.NO_PROGRESS if by_script else ExitCode.TERMINATED
     closes = by_script or event.everywhere
+    first = state.ending
+    if first is not None and first.outcome is not Outcome.FINISHED and (first.of_the_job or not closes):
+        # The first ending counts, and for good: no other cause of the failure turns it any more.
+        kept = replace(first, origin=Origin.HERE) if first.origin is Origin.JUDGED else first
+        return Decision(replace(state, ending=kept), (), "ending already")
     ending = Ending(Outcome.FAILED if closes else Outcome.LEFT, code, event.reason, None if closes else 0)
     return end(state, ending, Manner.POLITE)
 
