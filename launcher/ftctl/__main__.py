@@ -36,6 +36,10 @@ def run(arguments: list[str]) -> int:
         code = cli.main(arguments, prog_name="ftctl", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.UsageError as error:
+        # Since click 8.2: a group without a command.
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+            click.echo(error.format_message(), err=True)
+            return ExitCode.USAGE
         command = error.ctx.command_path if error.ctx is not None else "ftctl"
         click.echo(f"error: {' '.join(error.format_message().split())} (see {command} --help)", err=True)
         return ExitCode.USAGE

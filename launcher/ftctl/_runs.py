@@ -46,6 +46,9 @@ def find_run(wanted: str | None) -> Path:
         if not runs:
             raise NotFound("there are no runs yet")
         return runs[-1]
+    if not wanted:
+        # As a path it would be the present directory.
+        raise NotFound("no run begins with ''; see ftctl runs")
     folder = Path(wanted)
     if any((folder / name).is_file() for name in (RUN_FILE, EVENTS_FILE)):
         return folder

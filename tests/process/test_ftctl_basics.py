@@ -169,6 +169,16 @@ def test_help_lists_the_commands(state: Path, ftctl: Ftctl) -> None:
     assert "Usage:" in ftctl(code=2)
 
 
+def test_a_group_without_a_command_shows_its_help(state: Path, ftctl: Ftctl) -> None:
+    told = ftctl("drill", code=2).splitlines()
+    assert told[0].startswith("Usage: ftctl drill") and "Commands:" in told
+
+
+def test_an_empty_name_is_no_directory(state: Path, ftctl: Ftctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_run(state, "here", 0).path)
+    assert ftctl("explain", "", code=1) == "error: no run begins with ''; see ftctl runs\n"
+
+
 def test_following_ends_with_the_job(state: Path) -> None:
     run = make_run(state, "live", None)
     with follow(run) as lines:
