@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftlaunch.launcher.exit_codes import ExitCode
+from ftlaunch.launcher.exit_codes import ExitCode, signal_name
 from ftlaunch.launcher.ftctl._errors import NotFound
 from ftlaunch.launcher.journal.records import EVENTS_FILE, read_events
 from ftlaunch.launcher.journal.rundir import RUN_FILE, candidate_roots, is_running, list_runs, read_run_file
+from ftlaunch.launcher.processes.signals import DEFAULT_SIGNALS
 
 _STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+_BY_SIGNAL = "received "
+"""How the reason of a job begins that ended for a signal to its agent."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of ``ftctl runs``. ``state``: running, succeeded, failed, stopped, or lost (the agent vanished)."""
+    """One line of ``ftctl runs``.
+
+    ``state``: running, succeeded, failed, stopped, preempted (a signal that only ``--preempt-signal`` or
+    ``--signals-to-handle`` makes one to end at), or lost (the agent vanished).
+    """
 
     id: str
     path: str
@@ -74,14 +81,14 @@ def runs_inside(folder: Path) -> list[Path]:
 def summarise(run: Path) -> RunSummary:
     """Sum up a run from ``run.json`` and its events; what is missing or broken stays empty."""
     facts: Mapping[str, Any] = read_run_file(run) or {}
-    generations, cause, code, started = _read_story(run)
+    generations, cause, code, started, reason = _read_story(run)
     known = facts.get("exit_code", code)
     exit_code = known if isinstance(known, int) else None
     command = facts.get("command")
     return RunSummary(
         id=str(facts.get("id") or run.name),
         path=str(run),
-        state=_state(run, exit_code),
+        state=_state(run, exit_code, str(facts.get("reason") or reason)),
         command=tuple(map(str, command)) if isinstance(command, list) else (),
         started=str(facts.get("started") or started),
         generations=generations,
@@ -90,8 +97,8 @@ def summarise(run: Path) -> RunSummary:
     )
 
 
-def _read_story(run: Path) -> tuple[int, str, object, str]:
-    highest, cause, started = -1, "", ""
+def _read_story(run: Path) -> tuple[int, str, object, str, str]:
+    highest, cause, started, reason = -1, "", "", ""
     code: object = None
     try:
         for event in read_events(run / EVENTS_FILE):
@@ -102,15 +109,21 @@ def _read_story(run: Path) -> tuple[int, str, object, str]:
             if event["event"] in ("failure_detected", "cause_corrected"):
                 cause = str(event.get("reason") or "")
             elif event["event"] == "job_finished":
-                code = event.get("exit_code")
+                code, reason = event.get("exit_code"), str(event.get("reason") or "")
     except OSError:
         pass
-    return highest + 1, cause, code, started
+    return highest + 1, cause, code, started, reason
 
 
-def _state(run: Path, exit_code: int | None) -> str:
+def _state(run: Path, exit_code: int | None, reason: str) -> str:
     if exit_code is None:
         return "running" if is_running(run) else "lost"
     if exit_code == 0:
         return "succeeded"
-    return "stopped" if exit_code in _STOPPED else "failed"
+    if exit_code in _STOPPED:
+        return "stopped"
+    # A rank that died of the same signal has the same code, but not the reason.
+    signalled = exit_code > 128 and reason.startswith(_BY_SIGNAL + signal_name(exit_code - 128))
+    if not signalled:
+        return "failed"
+    return "stopped" if exit_code - 128 in DEFAULT_SIGNALS else "preempted"

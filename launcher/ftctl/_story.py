@@ -72,9 +72,10 @@ def _tell_chapter(chapter: Chapter, history: History, full: bool) -> Iterator[st
     if loss is None:
         return
     cause = loss.incident.cause
-    who = f"rank {cause.rank}" + (f" (pid {cause.pid})" if cause.pid else "") if cause.rank is not None else "the job"
+    # Without a rank the reason is a sentence of its own.
+    who = f"rank {cause.rank}" + (f" (pid {cause.pid}) " if cause.pid else " ") if cause.rank is not None else ""
     step = f", at step {cause.step}" if cause.step is not None else ""
-    yield f"  after {seconds(loss.at_s)}: {who} {_what(cause)}{step}"
+    yield f"  after {seconds(loss.at_s)}: {who}{_what(cause)}{step}"
     found = loss.incident.diagnosis
     if found is not None and found.kind not in ("exception", "exit", "stall"):
         yield f"    {shortened(found.sentence, _WIDTH)} ({found.confidence})"

@@ -239,6 +239,6 @@ class Part:
         self._deadline = None
         wanted = self._wanted
         why = self._why() or "too few came"
-        self.fail(
-            f"not agreed within {wanted.join_timeout_s:g} s on {wanted.min_nodes} to {wanted.max_nodes} nodes: {why}"
-        )
+        least, most = wanted.min_nodes, wanted.max_nodes
+        nodes = f"{least} to {most} nodes" if least < most else f"{most} node" + ("" if most == 1 else "s")
+        self.fail(f"not agreed within {wanted.join_timeout_s:g} s on {nodes}: {why}")

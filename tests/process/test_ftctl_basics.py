@@ -44,7 +44,9 @@ def ftctl(state: Path, capfd: pytest.CaptureFixture[str]) -> Ftctl:
     return call
 
 
-def make_run(state: Path, job: str, exit_code: int | None, command: tuple[str, ...] = ("train.py",)) -> RunDir:
+def make_run(
+    state: Path, job: str, exit_code: int | None, command: tuple[str, ...] = ("train.py",), reason: str = "no"
+) -> RunDir:
     run, _ = open_run_dir(None, {"XDG_STATE_HOME": str(state)}, job)
     assert run is not None
     facts = {"id": run.run_id, "command": redact(command), **owner_facts(this_owner("host"))}
@@ -56,7 +58,7 @@ def make_run(state: Path, job: str, exit_code: int | None, command: tuple[str, .
     log.write("cause_corrected", generation=0, rank=1, reason="killed by\nSIGKILL \x1b[31m", step=75)
     log.write("workers_started", generation=1)
     if exit_code is not None:
-        log.write("job_finished", generation=1, exit_code=exit_code)
+        log.write("job_finished", generation=1, exit_code=exit_code, reason=reason)
         run.describe({"finished": True, "exit_code": exit_code}, pytest.fail)
     log.close()
     return run
@@ -83,6 +85,19 @@ def test_runs_as_json(state: Path, ftctl: Ftctl) -> None:
     (shape,) = json.loads(ftctl("runs", "--json"))
     assert shape["id"] == run.run_id and shape["exit_code"] == 0 and shape["generations"] == 2
     assert shape["command"] == ["train.py"] and shape["path"] == str(run.path)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        (138, "received SIGUSR1", "preempted"),
+        (129, "received SIGHUP", "stopped"),
+        (138, "death by SIGUSR1, and no restart is allowed (--max-restarts 0)", "failed"),
+    ],
+)
+def test_a_run_that_a_signal_ended_has_not_failed(state: Path, ftctl: Ftctl, code: int, reason: str, said: str) -> None:
+    make_run(state, "signalled", code, reason=reason)
+    assert json.loads(ftctl("runs", "--json"))[0]["state"] == said
 
 
 def test_no_runs(state: Path, ftctl: Ftctl) -> None:

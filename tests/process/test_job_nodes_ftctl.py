@@ -166,7 +166,7 @@ def test_who_waits_in_vain_is_told_what_is_missing(nodes: Named) -> None:
     ctl = nodes.ctl(a)
     ctl("exclude", "node-b", "--force", "--run", ctl.run)
     assert (b.wait(30), a.wait(30)) == (75, 69)
-    assert "not agreed within 4 s on 2 to 2 nodes: 1 of 2 nodes are there; excluded: node-b-" in a.err
+    assert "not agreed within 4 s on 2 nodes: 1 of 2 nodes are there; excluded: node-b-" in a.err
 
 
 def test_an_excluded_spare_goes_and_disturbs_nobody(nodes: Named) -> None:

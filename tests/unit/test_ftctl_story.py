@@ -14,6 +14,7 @@ from ftlaunch.launcher.history.goodput import Loss, Use
 from ftlaunch.launcher.history.hints import hints
 from ftlaunch.launcher.history.model import Generation
 from ftlaunch.launcher.journal.incident import FailureCause, Incident, RankEnd, write_incident
+from support.event_logs import EventLogWriter, Fault, write_run
 
 STARTED = Generation(1, started_at=5.0, slots=2, warm=2)
 
@@ -164,6 +165,14 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     assert run_ftctl(["explain", *arguments]) == code
     out, err = capsys.readouterr()
     return err if code else out
+
+
+def test_a_failure_without_a_rank_is_told_by_its_reason_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = Fault(50, kind="peer", reason="node b failed: rank 3 exited with code 1", local_rank=None)
+    run = write_run(tmp_path / "run", EventLogWriter().run([fault], 100))
+    assert "s: node b failed: rank 3 exited with code 1\n" in explain(capsys, str(run))
 
 
 def test_a_story_is_told_in_order(story: Path, capsys: pytest.CaptureFixture[str]) -> None:
