@@ -19,7 +19,7 @@ The rules, in the order in which they are tried:
 * With several nodes a stall stands only when the others were asked (:mod:`.elsewhere`): what holds for other ranks of
   this node holds for theirs.
 * Once a rank has ended with 0, no steps are expected of the others, only that they show progress or work:
-  ``--exit-barrier-timeout``.
+  ``--exit-barrier-timeout``; not while one is inside a section, whose own limit holds if it is longer.
 """
 
 from __future__ import annotations
@@ -359,11 +359,17 @@ def _judge_leavers(found: _Findings) -> None:
         return
     busy_at = max(tracks.elsewhere_at, *(track.progress_at for track in staying))
     since = max(tracks.left_at, tracks.fresh_at, tracks.worked_at, busy_at)
-    over_at = max(_over_at(found, since, timeout_s), tracks.patient_until)
+    over_at = max(_over_at(found, since, timeout_s), tracks.patient_until, *_sections_over_at(found, staying))
     if found.now < over_at:
         found.at(min(over_at, since + timeout_s / 2) if found.now < since + timeout_s / 2 else over_at)
     else:
         found.stalls.append(_barrier_stall(found, staying, found.now - since))
+
+
+def _sections_over_at(found: _Findings, staying: Sequence[Track]) -> list[float]:
+    """Of each rank inside sections, when the first of their limits is reached."""
+    silences = [dues(track, found.tracks, found.limits) for track in staying if track.sections != []]
+    return [min(due.since + due.limit.seconds for due in theirs) for theirs in silences if theirs]
 
 
 def _barrier_stall(found: _Findings, staying: Sequence[Track], silence_s: float) -> Stall:
@@ -372,5 +378,7 @@ def _barrier_stall(found: _Findings, staying: Sequence[Track], silence_s: float)
     gone = [track.local_rank for track in tracks.ranks if track.exit_code == 0]
     left = found.name(gone) if gone else "ranks of other nodes"
     waited = for_people(found.now - (tracks.left_at or 0.0))
-    reason = f"has not ended, and does nothing, {waited} after {left} ended with 0 (--exit-barrier-timeout)"
+    state = found.states.get(slowest.local_rank)
+    what = "shows no progress" if state is not None and state.state == "R" else "does nothing"
+    reason = f"has not ended, and {what}, {waited} after {left} ended with 0 (--exit-barrier-timeout)"
     return Stall(slowest.local_rank, v.EXIT_BARRIER, slowest.section, silence_s, timeout_s, reason)

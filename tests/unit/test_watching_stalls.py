@@ -522,6 +522,57 @@ def test_sections_are_still_judged_after_another_rank_has_left() -> None:
     assert kinds(assessment) == [(1, v.SECTION)] and at == pytest.approx(now + 10.0)
 
 
+@pytest.mark.parametrize(
+    ("section", "options", "limit_s"),
+    [
+        ("upload", {"section_timeouts_s": {"upload": 60.0}}, 60.0),
+        ("upload", {"hang_timeout_s": 90.0}, 90.0),
+        (CHECKPOINT, {}, 1800.0),
+        ("upload", {"section_timeouts_s": {"upload": 0.0}}, math.inf),
+    ],
+)
+def test_exit_barrier_waits_for_the_limit_of_an_open_section(
+    section: str, options: dict[str, Any], limit_s: float
+) -> None:
+    node, now = trained(3, exit_barrier_timeout_s=5.0, **options)
+    node.tracks.exited(0, 0, now)
+    node.hear(node.speakers[2].open(section, now))
+    at, assessment = node.run_until(now + 5000, now)
+    if math.isinf(limit_s):
+        assert not assessment.stalls
+        return
+    assert at == pytest.approx(now + limit_s, abs=0.1), "also for the other, which may wait for it"
+    assert kinds(assessment)[0] == (2, v.SECTION)
+
+
+def test_exit_barrier_holds_again_once_the_section_is_closed() -> None:
+    node, now = trained(2, exit_barrier_timeout_s=5.0, section_timeouts_s={"upload": 60.0})
+    node.tracks.exited(0, 0, now)
+    node.hear(node.speakers[1].open("upload", now))
+    assert not node.run_until(now + 50, now)[1].stalls
+    node.hear(node.speakers[1].close(now + 50))
+    at, assessment = node.run_until(now + 500, now + 50)
+    assert kinds(assessment) == [(1, v.EXIT_BARRIER)] and at == pytest.approx(now + 55.0, abs=0.1)
+
+
+def test_exit_barrier_is_not_shortened_by_a_section() -> None:
+    node, now = trained(2, exit_barrier_timeout_s=60.0)
+    node.tracks.exited(0, 0, now)
+    node.hear(node.speakers[1].open("upload", now), node.speakers[1].open("inner", now + 1.0))
+    at, assessment = node.run_until(now + 5000, now + 1.0)
+    assert kinds(assessment)[0] == (1, v.SECTION) and at == pytest.approx(now + 600.0)
+
+
+@pytest.mark.parametrize(("state", "words"), [("S", "does nothing"), ("R", "shows no progress")])
+def test_exit_barrier_says_of_a_running_rank_only_that_it_shows_no_progress(state: str, words: str) -> None:
+    node, now = trained(2, exit_barrier_timeout_s=5.0)
+    node.tracks.exited(0, 0, now)
+    node.set_state(1, state=state)
+    _, assessment = node.run_until(now + 500, now)
+    assert kinds(assessment) == [(1, v.EXIT_BARRIER)]
+    assert f"has not ended, and {words}, 5.00 s after rank 0 ended with 0" in assessment.stalls[0].reason
+
+
 def test_a_rank_that_failed_or_the_last_one_to_leave_starts_no_barrier() -> None:
     node, now = trained(2, exit_barrier_timeout_s=1.0, floor_s=100.0, hang_timeout_s=100.0)
     node.tracks.exited(0, 1, now)
