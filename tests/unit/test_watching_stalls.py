@@ -555,8 +555,8 @@ def test_exit_barrier_holds_again_once_the_section_is_closed() -> None:
     assert kinds(assessment) == [(1, v.EXIT_BARRIER)] and at == pytest.approx(now + 55.0, abs=0.1)
 
 
-def test_exit_barrier_is_not_shortened_by_a_section() -> None:
-    node, now = trained(2, exit_barrier_timeout_s=60.0)
+def test_exit_barrier_waits_for_the_first_limit_of_sections_within_each_other() -> None:
+    node, now = trained(2, exit_barrier_timeout_s=60.0, section_timeouts_s={"inner": 1000.0})
     node.tracks.exited(0, 0, now)
     node.hear(node.speakers[1].open("upload", now), node.speakers[1].open("inner", now + 1.0))
     at, assessment = node.run_until(now + 5000, now + 1.0)
