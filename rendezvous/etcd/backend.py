@@ -313,15 +313,15 @@ class EtcdRendezvous:
 
     def _on_lost(self, reason: str) -> None:
         self._candidacy.step_down()
-        if not self._part.counts_on_us or self._leaving.finishing:
-            self._membership.refresh()
-        elif self._settings.stop_on_outage:
+        if self._settings.stop_on_outage and self._part.counts_on_us and not self._leaving.finishing:
             self._part.fence(reason)
-        else:
-            # The others may have lost theirs in the same outage; whether they went on without us stands in etcd.
+            return
+        if not self._settings.stop_on_outage:
+            # The others may have lost theirs in the same outage and train on; a spare may lead when it is over. Whether
+            # they went on without us stands in etcd.
             now = asyncio.get_running_loop().time()
             self._candidacy.patient_until = now + self._settings.node_timeout_s
-            self._membership.refresh()
+        self._membership.refresh()
 
     def _on_duplicate(self, other: HolderRecord) -> None:
         self._part.end_here(

@@ -16,7 +16,7 @@ import pytest
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
-from ftlaunch.rendezvous.interface import LeaseLost, PeerFailed, WorldAgreed
+from ftlaunch.rendezvous.interface import LeaseLost, Parked, PeerFailed, WorldAgreed
 from support.agents import Agent, agents, until, world_of
 from support.etcd import EtcdCluster, etcd
 from support.needs import needs_etcd
@@ -125,6 +125,29 @@ def test_with_the_other_policy_training_goes_on_without_etcd(server: EtcdCluster
             await until(lambda: {f"{prefix}nodes/a", f"{prefix}nodes/b"} <= server.members[0].keys(prefix).keys())
             assert not a.heard + b.heard
             await restart(a, b)
+
+    asyncio.run(scenario())
+
+
+def test_with_the_other_policy_a_spare_that_leads_after_an_outage_lets_members_come_back(server: EtcdCluster) -> None:
+    async def scenario() -> None:
+        async with proxy(server.members[0].client_port) as way:
+            job = job_at(server.endpoints, stop_on_outage=False)
+            behind = replace(job, endpoints=parse_endpoints(way.endpoint)[0])
+            async with pair(behind) as (a, b), agents(job, "c") as (c,):
+                c.start()
+                await c.hear(Parked)
+                keys, member = Keys.of_job(job.job_id), server.members[0]
+                way.freeze()
+                server.send(signal.SIGSTOP)
+                await asyncio.sleep(_LEASE_S + 1.0)
+                server.send(signal.SIGCONT)
+                await until(lambda: vars(c.rendezvous)["_candidacy"].reason)
+                way.thaw()
+                nodes = {f"{keys.prefix}nodes/{name}" for name in "abc"}
+                await until(lambda: nodes <= member.keys(keys.prefix).keys())
+                assert not a.heard + b.heard
+                await restart(a, b)
 
     asyncio.run(scenario())
 
