@@ -129,6 +129,10 @@ class Client:
             return self._attach_late()
         return self._pid == getpid()
 
+    def speaks_here(self) -> bool:
+        """Whether the calling thread is the one whose beats count."""
+        return self._mine() and self._thread == get_ident()
+
     # -- progress -----------------------------------------------------------------------------------------------
 
     def beat(self, step: int | None, info: dict[str, object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import stat
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -153,9 +154,23 @@ def in_section(function: _Function, name: str, saved: _Function | None = None) -
 
 
 def _saved_by_torch(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:
-    target = kwargs.get("f", args[1] if len(args) > 1 else None)
+    path = _path_of(kwargs.get("f", args[1] if len(args) > 1 else None))
+    if path is not None:
+        tell_checkpoint("torch.save", path, CLIENT.step)
+
+
+def _path_of(target: Any) -> str | bytes | None:
+    """Where that is: a path, or the name of an open file ("" for none); ``None`` for what is not on a disk."""
     if isinstance(target, (str, os.PathLike)):
-        tell_checkpoint("torch.save", os.fspath(target), CLIENT.step)
+        return os.fspath(target)
+    # What is opened first and renamed when it is whole. A buffer in memory is none; nor is what another thread writes,
+    # as torch.distributed.checkpoint does: it is a part of something larger.
+    if not CLIENT.speaks_here() or not hasattr(target, "fileno"):
+        return None
+    if not stat.S_ISREG(os.fstat(target.fileno()).st_mode):
+        return None
+    name = getattr(target, "name", "")
+    return name if isinstance(name, (str, bytes)) else ""
 
 
 def _saved_distributed(args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> None:

@@ -97,11 +97,7 @@ class Judged:
     @property
     def died_loading(self) -> bool:
         """It was given a checkpoint and died by its own doing before its first step."""
-        record = self.record
-        stepped = record.step is not None or record.ticks > 0 or record.checkpoints > 0
-        crashed = record.kind == "signal" and -(record.exit_code or 0) in CRASH_SIGNALS
-        own = crashed or record.kind in ("exit", "exception", "stall")
-        return record.resume_from is not None and own and not stepped and not self.port_taken and not is_passing(record)
+        return self.record.resume_from is not None and died_before_a_step(self.record) and not self.port_taken
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,11 @@ class Marks:
         """The marks after one more generation."""
         return Marks(
             step=max(self.step, -1 if record.step is None else record.step),
-            saved=max(self.saved, -1 if record.checkpoint_step is None else record.checkpoint_step),
+            saved=max(
+                self.saved,
+                -1 if record.checkpoint_step is None else record.checkpoint_step,
+                -1 if record.resume_step is None else record.resume_step,
+            ),
             ticks=max(self.ticks, record.ticks),
             told=self.told or record.step is not None or record.checkpoints > 0 or record.checkpoint_step is not None,
         )
@@ -131,10 +131,21 @@ class Marks:
             return f"it saved step {record.checkpoint_step}" + (f", before {self.saved}" if self.saved >= 0 else "")
         if record.checkpoint_step is None and record.checkpoints > 0:
             return f"it saved {record.checkpoints} checkpoint{plural(record.checkpoints)}"
+        if record.resume_step is not None and record.resume_step > self.saved and not died_before_a_step(record):
+            # Who saves where no hook looks is known by what there is to resume from.
+            return f"it went on after step {record.resume_step}" + (f", before {self.saved}" if self.saved >= 0 else "")
         if not self.beyond(record).told and record.ticks > self.ticks:
             before = f", before {self.ticks}" if self.ticks else ""
             return f"it made {record.ticks} optimizer step{plural(record.ticks)}{before}"
         return ""
+
+
+def died_before_a_step(record: GenerationRecord) -> bool:
+    """By its own doing, not of the network's."""
+    stepped = record.step is not None or record.ticks > 0 or record.checkpoints > 0
+    crashed = record.kind == "signal" and -(record.exit_code or 0) in CRASH_SIGNALS
+    own = crashed or record.kind in ("exit", "exception", "stall")
+    return own and not stepped and not is_passing(record)
 
 
 def replay(history: Sequence[GenerationRecord]) -> tuple[Judged, ...]:

@@ -271,7 +271,12 @@ def _give_up(reason: str) -> Verdict:
 def _how_far(case: Case) -> str:
     if case.last.progress:
         return f"{_what(case)}, but {case.last.progress}"
-    return f"{_what(case)}, {case.idle} of {case.config.max_no_progress} generations without progress"
+    told = f"{_what(case)}, {case.idle} of {case.config.max_no_progress} generations without progress"
+    record = case.record
+    if record.ticks and record.step is None and not record.checkpoints:
+        most = max(one.record.ticks for one in case.judged)
+        told += f" ({record.ticks} optimizer steps, {most} at most; a checkpoint or heartbeat.beat(step) tells more)"
+    return told
 
 
 def _what(case: Case) -> str:

@@ -15,7 +15,7 @@ from support import ranks
 pytest.importorskip("torch")
 
 TRAIN = """
-import inspect, json, os, sys, warnings
+import inspect, io, threading, json, os, sys, warnings
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -31,6 +31,10 @@ state = {"model": model.state_dict()}
 torch.save(state, "model.pt")
 with open("other.pt", "wb") as stream:
     torch.save(state, stream)
+torch.save(state, io.BytesIO())
+thread = threading.Thread(target=lambda: torch.save(state, open("part.pt", "wb")))
+thread.start()
+thread.join()
 torch.load("model.pt")
 dcp.save(state, checkpoint_id="dcp-1")
 dcp.async_save(state, checkpoint_id="dcp-2").result()
@@ -66,6 +70,7 @@ def check(messages: list[Message], done: ranks.Finished, folder: Path) -> dict[s
     saved = [each.payload for each in messages if each.kind is Kind.CHECKPOINT]
     assert [(each["source"], each["path"]) for each in saved] == [
         ("torch.save", "model.pt"),
+        ("torch.save", "other.pt"),
         ("dcp", "dcp-1"),
         ("dcp", "dcp-2"),
     ]

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ftlaunch.launcher.config import RestartBudget, RestartConfig
-from ftlaunch.launcher.decision.generations import MAX_PORT_RETRIES, GenerationRecord, poisoned_paths
+from ftlaunch.launcher.decision.generations import MAX_PORT_RETRIES, GenerationRecord, poisoned_paths, replay
 from ftlaunch.launcher.decision.policy import Verdict, backoff_s, judge
 
 KILLED = GenerationRecord(0, "signal", 0.0, exit_code=-9)
@@ -435,3 +435,25 @@ def test_generations_that_other_nodes_ended_are_not_held_against_this_one() -> N
     first = GenerationRecord(0, "signal", 0.0, exit_code=-9, beaten=True, ticks=100)
     verdict = judge([first, *peers, ours], 4.0, DEFAULT)
     assert verdict.restart and verdict.delay_s == 0.0
+
+
+def test_checkpoints_that_no_hook_heard_of_are_known_by_what_is_resumed_from() -> None:
+    """Each life is shorter than the first one, and each goes on where the one before has saved."""
+    lives = [ticked(KILLED, 150)]
+    for step in range(150, 600, 80):
+        lives.append(ticked(KILLED, 100 - step // 10, resume_from=f"/c/{step}", resume_step=step))
+    verdicts = run(lives, DEFAULT)[2]
+    assert [verdict.restart for verdict in verdicts[: len(lives)]] == [True] * len(lives)
+    assert "but it went on after step 230, before 150" in verdicts[2].reason
+    stuck = run([lives[0], lives[1]], DEFAULT)[1]
+    assert not stuck.restart and "3 generations in a row made no progress" in stuck.reason
+
+
+def test_a_newer_checkpoint_that_cannot_be_loaded_is_no_progress() -> None:
+    loaded = replace(RAISED, generation=1, resume_from="/c/9", resume_step=9)
+    assert [one.progress for one in replay([ticked(KILLED, 5), loaded])] == ["it made 5 optimizer steps", ""]
+
+
+def test_optimizer_steps_alone_are_told_with_what_would_tell_more() -> None:
+    reason = run([ticked(KILLED, 150), ticked(KILLED, 100)], DEFAULT)[2][1].reason
+    assert "1 of 3 generations without progress (100 optimizer steps, 150 at most; a checkpoint or" in reason
