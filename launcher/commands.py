@@ -121,6 +121,8 @@ class Desk:
         """End this generation and start the next one."""
         agent = self._office.agent
         state = agent.state
+        if state.phase is Phase.JOINING and state.parked:
+            raise RequestError("this node is a spare: ask a node at work")
         if state.phase not in ALIVE:
             raise RequestError(f"there is no generation to restart: the job is {state.phase.value}")
         reason = "restart asked for with ftctl" + _reason(request)

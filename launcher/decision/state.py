@@ -111,6 +111,8 @@ class State:
     workers: Mapping[int, WorkerState] = field(default_factory=dict)
     failure: Failure | None = None
     recovery: Recovery | None = None
+    parked: bool = False
+    """The job is complete without this node, which waits."""
     ending: Ending | None = None
     manner: Manner | None = None
     """How workers are being stopped, once they are."""

@@ -173,6 +173,8 @@ def test_an_excluded_spare_goes_and_disturbs_nobody(nodes: Named) -> None:
     a, _ = pair(nodes)
     spare = nodes("node-c")
     wait_until(lambda: spare.events("parked"), 20, "the spare is parked")
+    waiting = nodes.ctl(spare)
+    assert "this node is a spare: ask a node at work" in waiting("restart", "--run", waiting.run, code=1)
     ctl = nodes.ctl(a)
     assert "generation 0 does without it" in ctl("exclude", "node-c", "--run", ctl.run)
     assert spare.wait(30) == 75

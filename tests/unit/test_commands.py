@@ -21,11 +21,11 @@ from ftlaunch.launcher.control.control_socket import ControlServer, RequestError
 from ftlaunch.launcher.control.office import Office
 from ftlaunch.launcher.decision.actions import Manner, StopWorkers
 from ftlaunch.launcher.decision.policy import judge
-from ftlaunch.launcher.decision.state import Ending, Phase, State
+from ftlaunch.launcher.decision.state import Ending, Phase, Recovery, State
 from ftlaunch.launcher.hearing.peers import Peers
 from ftlaunch.launcher.journal.incident import Diagnosed, FailureCause, Incident
 from ftlaunch.launcher.views.present import describe_cause, describe_limit
-from ftlaunch.rendezvous.interface import Answers, ExclusionAnswer, ExclusionWish, Member, Outcome, Question
+from ftlaunch.rendezvous.interface import Answers, ExclusionAnswer, ExclusionWish, Member, Outcome, Parked, Question
 from support import control_stand_in as stand_in
 
 
@@ -103,6 +103,14 @@ def test_restart_is_refused_when_no_generation_is_alive(phase: Phase) -> None:
     with pytest.raises(RequestError, match=f"no generation to restart: the job is {phase.value}"):
         request(desk, "restart")
     assert agent.state is before
+
+
+def test_restart_is_refused_by_a_spare() -> None:
+    waiting = replace(stand_in.state(2, Phase.JOINING), recovery=Recovery(stopped=True, reclaimed=True))
+    desk, agent, _ = make_desk(waiting)
+    agent.post(Parked(2, "generation 2 has its 2 nodes; this one waits as a spare"))
+    with pytest.raises(RequestError, match="this node is a spare: ask a node at work"):
+        request(desk, "restart")
 
 
 def test_restart_is_refused_when_it_would_end_the_job() -> None:

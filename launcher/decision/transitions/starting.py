@@ -44,7 +44,7 @@ def _world_agreed(state: State, event: rdzv.WorldAgreed, now: float, judge: Judg
         told = world.shared.get("refused_code")
         code = told if type(told) is int and told in range(256) else ExitCode.NO_PROGRESS
         return end(state, Ending(Outcome.FAILED, code, str(world.shared["refused"])), Manner.NOW)
-    state = with_saved(replace(state, growth="", recovery=replace(state.recovery, world=world)), world)
+    state = with_saved(replace(state, growth="", parked=False, recovery=replace(state.recovery, world=world)), world)
     state, actions = start_if_ready(state, now)
     return Decision(state, (record, *actions), f"generation {world.generation} agreed on")
 
@@ -57,7 +57,8 @@ def _world_late(state: State, event: rdzv.WorldAgreed, now: float, judge: Judge)
 @on(rdzv.Parked, *EVERYWHERE)
 def _parked(state: State, event: rdzv.Parked, now: float, judge: Judge) -> Decision:
     record = Record("parked", event.generation, event.reason, say=True)
-    return Decision(state, (record,), event.reason)
+    waits = state.recovery is not None and state.recovery.world is None
+    return Decision(replace(state, parked=waits), (record,), event.reason)
 
 
 @on(rdzv.Lesson, *EVERYWHERE)
