@@ -19,7 +19,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("example
 # Options of other commands that the pages mention.
 FOREIGN = {
     *("--check", "--strict", "--only", "--repeat", "--resume", "--quick", "--report", "--backoff-scale"),
-    *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help", "--revision"),
+    *("--checkpoint", "--checkpoint-dir", "--crash-at", "--lr", "--help", "--revision", "--output", "--picture"),
     *("--kill-on-bad-exit", "--no-kill", "--ntasks-per-node", "--signal", "--wait"),
     *("--html", "--json", "--save-in", "--text", "--minutes", "--plan"),
 }
