@@ -46,6 +46,7 @@ log = logging.getLogger("ftlaunch.rendezvous")
 _HELLO_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
 _MAX_PING = 32
+_LOOK_AGAIN_S = (0.01, 0.1, 1.0)
 _MOST_UNREAD = 4 * LINE_LIMIT
 MOST_STRANGERS = 128
 """Connections that have not said yet who they are."""
@@ -253,7 +254,13 @@ class Hub:
     async def _examine(self, guest: Guest) -> None:
         """The connection has ended: by the end of the process, if its host refuses another one."""
         hello = guest.hello
-        proof = await probe(hello.address, hello.peer_port, hello.node_id)
+        proof = Proof.NOTHING
+        # A process that is being torn down may still listen when its connection has ended, but greets nobody.
+        for pause_s in (0.0, *_LOOK_AGAIN_S):
+            await asyncio.sleep(pause_s)
+            if guest.here or proof is not Proof.NOTHING:
+                break
+            proof = await probe(hello.address, hello.peer_port, hello.node_id)
         if proof is Proof.GONE and not guest.here:
             log.info("the agent of %s is gone: its connection ended and its host refuses another", hello.node_id)
             self._state.depart(guest)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ftlaunch.rendezvous.common.clock import boottime
+from ftlaunch.rendezvous.common.peers import Proof
 from ftlaunch.rendezvous.hub import HubSettings, server
 from ftlaunch.rendezvous.hub.frames import Hello, frame, wish_frame
 from ftlaunch.rendezvous.hub.server import MOST_STRANGERS
@@ -316,6 +317,29 @@ def test_spares_hear_what_to_import_ahead_and_nobody_else_does(job: HubSettings)
     async def scenario() -> None:
         async with agents(job, "a", "b", "early", "late") as (a, b, early, late):
             await taught_early_and_late(a, b, early, late)
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_is_being_torn_down_is_looked_at_again(job: HubSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peer port may still be open when its connection to the host has ended already."""
+    answers = [Proof.NOTHING, Proof.NOTHING]
+
+    async def probed(*given: object) -> Proof:
+        return answers.pop() if answers else Proof.GONE
+
+    monkeypatch.setattr(server, "probe", probed)
+
+    async def scenario() -> None:
+        async with proxy(job.port) as way:
+            behind = replace(job, port=way.port, is_host=False)
+            async with agents(job, "a") as (a,), agents(behind, "b") as (b,):
+                a.start()
+                b.start()
+                await world_of(0, a, b)
+                way.freeze()
+                way.cut()
+                assert (await a.hear(PeerFailed, 0)).node_id == "b"
 
     asyncio.run(scenario())
 
