@@ -157,6 +157,11 @@ class Part:
         """Whether workers of this node may be running that the others count on."""
         return self.standing.seated is not None and self.standing.asked is None
 
+    @property
+    def parked(self) -> bool:
+        """Whether this node waits as a spare, for as long as the job runs without it."""
+        return self.standing.asked is not None and self._deadline is None
+
     def hear(self, view: View) -> tuple[RendezvousEvent, ...]:
         """Tell the agent what is new in a view; returns what it was told."""
         if self._over:

@@ -88,6 +88,7 @@ class EtcdRendezvous:
         self._trouble = "no answer yet"
         self._watching: Future[None] | None = None
         self._impatience: asyncio.TimerHandle | None = None
+        self._outage: asyncio.TimerHandle | None = None
         self._asking = Asking(node.node_id)
         self._trust = Trust(settings.margin_s)
 
@@ -189,6 +190,7 @@ class EtcdRendezvous:
         self._lessons.stop()
         if self._impatience is not None:
             self._impatience.cancel()
+        self._clear_outage()
         await self._candidacy.close()
         await self._ring.close()
         await self._asking.close()
@@ -235,6 +237,17 @@ class EtcdRendezvous:
         if not self._mirror.complete:
             self._part.fail(f"etcd was not reached for {self._settings.connect_timeout_s:g} s: {self._trouble}")
 
+    def _give_up_waiting(self) -> None:
+        self._outage = None
+        # Who asks for a generation that does not run yet has a deadline of its own.
+        if self._part.parked:
+            self._part.fail(f"etcd was not reached for {self._settings.join_timeout_s:g} s: {self._trouble}")
+
+    def _clear_outage(self) -> None:
+        if self._outage is not None:
+            self._outage.cancel()
+            self._outage = None
+
     def _write_record(self) -> None:
         record = self._part.record(self._site.address, self._site.peer_port)
         if record is None or not self._site.address:
@@ -264,8 +277,12 @@ class EtcdRendezvous:
             self._trouble = update.reason
             if update.fatal:
                 self._part.fail(update.reason)
+            elif self._outage is None and self._mirror.complete and not self._closing:
+                limit_s = self._settings.join_timeout_s
+                self._outage = asyncio.get_running_loop().call_later(limit_s, self._give_up_waiting)
             return
         self._trouble = ""
+        self._clear_outage()
         self._mirror.apply(update)
         self._react()
         self._asking.see(self._mirror.questions())
@@ -307,7 +324,7 @@ class EtcdRendezvous:
         self._tasks.start(self._leaving.close_job(2, reason, self._settings.join_timeout_s), "closing the job")
 
     def _why(self) -> str:
-        return self._candidacy.reason if self._mirror.complete else self._trouble
+        return self._trouble or self._candidacy.reason
 
     # --- when something is wrong --------------------------------------------------------------------------------------
 

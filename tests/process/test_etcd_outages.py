@@ -16,7 +16,7 @@ import pytest
 from ftlaunch.rendezvous.etcd import EtcdSettings
 from ftlaunch.rendezvous.etcd.keys import Keys
 from ftlaunch.rendezvous.etcd.settings import parse_endpoints
-from ftlaunch.rendezvous.interface import LeaseLost, Parked, PeerFailed, WorldAgreed
+from ftlaunch.rendezvous.interface import JoinFailed, LeaseLost, Parked, PeerFailed, WorldAgreed
 from support.agents import Agent, agents, until, world_of
 from support.etcd import EtcdCluster, etcd
 from support.needs import needs_etcd
@@ -148,6 +148,38 @@ def test_with_the_other_policy_a_spare_that_leads_after_an_outage_lets_members_c
                 await until(lambda: nodes <= member.keys(keys.prefix).keys())
                 assert not a.heard + b.heard
                 await restart(a, b)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_longer_than_it_may_while_etcd_is_away_says_so_and_spares_end_too(own: EtcdCluster) -> None:
+    async def scenario() -> None:
+        job = job_at(own.endpoints, join_timeout_s=3.0)
+        async with pair(job) as (a, _), agents(job, "c") as (c,):
+            c.start()
+            await c.hear(Parked)
+            own.stop()
+            a.fail(0)
+            member, spare = await a.hear(JoinFailed, 1), await c.hear(JoinFailed, 0)
+            assert "etcd at" in member.reason and "too few" not in member.reason
+            assert "etcd was not reached for 3 s: etcd at" in spare.reason
+
+    asyncio.run(scenario())
+
+
+def test_a_spare_waits_on_when_etcd_comes_back_in_time(own: EtcdCluster) -> None:
+    async def scenario() -> None:
+        job = job_at(own.endpoints, join_timeout_s=3.0)
+        async with pair(job) as (a, b), agents(job, "c") as (c,):
+            c.start()
+            await c.hear(Parked)
+            backend = vars(c.rendezvous)
+            own.stop()
+            await until(lambda: backend["_outage"])
+            own.start()
+            await until(lambda: backend["_outage"] is None and not backend["_trouble"])
+            await restart(a, b)
+            assert not any(isinstance(event, JoinFailed) for event in c.heard)
 
     asyncio.run(scenario())
 
