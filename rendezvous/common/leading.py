@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from ftlaunch.rendezvous.common.decide import Agree, Roster, Timing, View, is_available
+from ftlaunch.rendezvous.common.decide import Agree, Limits, Roster, Timing, View, is_available
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import TableRecord
 from ftlaunch.rendezvous.common.table import seat_of
@@ -14,6 +14,32 @@ from ftlaunch.rendezvous.common.table import seat_of
 REMIND_S = 30.0
 """How often the user is told which nodes are missed."""
 _BEFORE = Timing(0.0, 0.0)
+
+
+class Settings(Protocol):
+    """What the settings of every backend hold of it."""
+
+    @property
+    def min_nodes(self) -> int: ...
+    @property
+    def max_nodes(self) -> int: ...
+    @property
+    def last_call_s(self) -> float: ...
+    @property
+    def join_timeout_s(self) -> float: ...
+    @property
+    def node_timeout_s(self) -> float: ...
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What the user's settings mean for :func:`~.decide.lead`."""
+    return Limits(
+        settings.min_nodes,
+        settings.max_nodes,
+        settings.last_call_s,
+        settings.join_timeout_s,
+        settings.node_timeout_s,
+    )
 
 
 @dataclass(frozen=True)

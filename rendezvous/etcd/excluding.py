@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from ftlaunch.rendezvous.common.decide import Limits
 from ftlaunch.rendezvous.common.exclusion import ANSWER_S, plan
+from ftlaunch.rendezvous.common.leading import limits_of
 from ftlaunch.rendezvous.etcd.mirror import Mirror
 from ftlaunch.rendezvous.etcd.site import Site
 from ftlaunch.rendezvous.etcd.watch import read_ranges
@@ -23,13 +23,7 @@ async def exclude(site: Site, wish: ExclusionWish) -> ExclusionAnswer:
 
 async def _exclude(site: Site, wish: ExclusionWish) -> ExclusionAnswer:
     settings, ranges = site.settings, (*site.keys.public, *site.keys.private)
-    limits = Limits(
-        settings.min_nodes,
-        settings.max_nodes,
-        settings.last_call_s,
-        settings.join_timeout_s,
-        settings.node_timeout_s,
-    )
+    limits = limits_of(settings)
     while True:
         mirror = Mirror(site.keys)
         mirror.apply(await site.ask(lambda: read_ranges(site.client, ranges)))

@@ -18,13 +18,12 @@ from ftlaunch.rendezvous.common.decide import (
     DeclareLost,
     Finish,
     Grow,
-    Limits,
     Roster,
     View,
     Wait,
     lead,
 )
-from ftlaunch.rendezvous.common.leading import REMIND_S, Round, table_of
+from ftlaunch.rendezvous.common.leading import REMIND_S, Round, limits_of, table_of
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -122,13 +121,7 @@ class LeaderDesk:
             return
         self._round = self._round.seen(view, roster, now)
         settings = self._site.settings
-        limits = Limits(
-            settings.min_nodes,
-            settings.max_nodes,
-            settings.last_call_s,
-            settings.join_timeout_s,
-            settings.node_timeout_s,
-        )
+        limits = limits_of(settings)
         decision = lead(view, roster, limits, self._round.timing, now)
         self._log(decision.reason, isinstance(decision.step, Wait) and decision.step.incomplete)
         if isinstance(decision.step, Wait):

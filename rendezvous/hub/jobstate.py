@@ -18,14 +18,13 @@ from ftlaunch.rendezvous.common.decide import (
     DeclareLost,
     Finish,
     Grow,
-    Limits,
     Roster,
     View,
     Wait,
     lead,
 )
 from ftlaunch.rendezvous.common.exclusion import plan
-from ftlaunch.rendezvous.common.leading import REMIND_S, Round, table_of
+from ftlaunch.rendezvous.common.leading import REMIND_S, Round, limits_of, table_of
 from ftlaunch.rendezvous.common.part import new_attempt
 from ftlaunch.rendezvous.common.records import (
     ClosedRecord,
@@ -71,13 +70,7 @@ class JobState:
         drop: Callable[[Guest], None],
     ) -> None:
         self._settings = settings
-        self._limits = Limits(
-            settings.min_nodes,
-            settings.max_nodes,
-            settings.last_call_s,
-            settings.join_timeout_s,
-            settings.node_timeout_s,
-        )
+        self._limits = limits_of(settings)
         self._host = host
         self._publish = publish
         self._say = say
