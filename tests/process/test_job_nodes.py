@@ -200,5 +200,5 @@ if GEN == 0:
     assert sick_one.wait(40) == 75
     assert (other.wait(40), spare.wait(40)) == (0, 0)
     assert "the disk is broken" in sick_one.err and "the disk is broken" in log.read_text()
-    # In the next generation, or in the one after it where the sick one had asked for that already.
+    # Nearly always in the next generation; seen in the one after it, too.
     assert len(re.findall(r"of 4 generation [12] ", spare.out)) == 2
